@@ -1,0 +1,51 @@
+# Each target does all its own set-up: a .venv with the pinned versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/test.done  ## all tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/check.done  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/bench.done  ## cost of a training step, written into docs/performance.md
+	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md
+
+$(VENV)/base.done: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0 numpy
+	touch $@
+
+# torchvision names its own torch; without dependencies it takes the one that is there.
+$(VENV)/vision.done: $(VENV)/base.done
+	$(PIP) --no-deps torchvision
+	$(PIP) timm pillow
+	touch $@
+
+$(VENV)/demo.done: $(VENV)/base.done pyproject.toml
+	$(PIP) --editable '.[demo]'
+	touch $@
+
+$(VENV)/test.done: $(VENV)/vision.done pyproject.toml
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/check.done: $(VENV)/test.done
+	$(PIP) --editable '.[check]'
+	touch $@
+
+$(VENV)/bench.done: $(VENV)/vision.done pyproject.toml
+	$(PIP) --editable '.[bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

@@ -1,0 +1,102 @@
+"""proxbit: one-bit neural networks by forward and backward proximal quantizers (ProxConnect++).
+
+>>> import proxbit as pb
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+>>> report = pb.binarize(model, "bnn++", task="BW")
+>>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+>>> handle = pb.attach(model, optimizer, steps=100)
+"""
+
+from proxbit import maps, nn, prox
+from proxbit._version import __version__
+from proxbit.advice import SettingsWarning
+from proxbit.autograd import quantize
+from proxbit.choose import SWAPS
+from proxbit.convert import (
+    binarize,
+    binary_weights,
+    latent_parameters,
+    restore,
+    set_strength,
+)
+from proxbit.diagnosis import diagnose
+from proxbit.hardening import harden, hardened, recalibrate
+from proxbit.hooks import attach
+from proxbit.methods import METHODS, PAPER, Method, Rule, find_method
+from proxbit.nn import overflow_penalty
+from proxbit.pairs import (
+    Pair,
+    bi_real,
+    binary_connect,
+    bnn,
+    bnn_plus,
+    bnn_plus_plus,
+    ede,
+    ede_plus,
+    from_derivative,
+    from_transform,
+    full_precision,
+    monotone_bnn_plus_plus,
+    poly_plus,
+    prox_connect,
+    r_bnn,
+    scaled,
+    shifted,
+    straight_through,
+)
+from proxbit.probing import probe
+from proxbit.scales import SCALES, Scale
+from proxbit.schedules import AtLeast, Constant, Linear, Logarithmic
+
+
+
+__all__ = [
+    "METHODS",
+    "PAPER",
+    "SCALES",
+    "SWAPS",
+    "AtLeast",
+    "Constant",
+    "Linear",
+    "Logarithmic",
+    "Method",
+    "Pair",
+    "Rule",
+    "Scale",
+    "SettingsWarning",
+    "__version__",
+    "attach",
+    "bi_real",
+    "binarize",
+    "binary_connect",
+    "binary_weights",
+    "bnn",
+    "bnn_plus",
+    "bnn_plus_plus",
+    "diagnose",
+    "ede",
+    "ede_plus",
+    "find_method",
+    "from_derivative",
+    "from_transform",
+    "full_precision",
+    "harden",
+    "hardened",
+    "latent_parameters",
+    "maps",
+    "monotone_bnn_plus_plus",
+    "nn",
+    "overflow_penalty",
+    "poly_plus",
+    "probe",
+    "prox",
+    "prox_connect",
+    "quantize",
+    "r_bnn",
+    "recalibrate",
+    "restore",
+    "scaled",
+    "set_strength",
+    "shifted",
+    "straight_through",
+]

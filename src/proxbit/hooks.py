@@ -1,0 +1,201 @@
+"""Update rule and strength schedule as hooks on any ``torch.optim.Optimizer``."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxbit import advice
+from proxbit.convert import binary_weights, quantizers
+from proxbit.nn import BinaryWeight, Quantizer
+
+_ATTACHED: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
+
+
+class Attachment:
+    """What ``attach`` put on an optimizer.
+
+    It keeps no time of its own: the step counter lives in the model's quantizers and travels in
+    the metadata of ``model.state_dict()``. Where only tensors are saved (safetensors), save
+    :meth:`state_dict` beside them.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, steps: int, clip: float | None
+    ) -> None:
+        """Collect what the hooks need; :func:`attach` checks and registers."""
+        self.weights = binary_weights(model)
+        self.quantizers = dict(_named_quantizers(model))
+        self.method = self.weights[0].quantizer.method
+        self.steps, self.clip = steps, clip
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self.refresh(optimizer)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken so far."""
+        return next(iter(self.quantizers.values())).step
+
+    @property
+    def progress(self) -> float:
+        """From 0 at the first step to 1 at the last one of ``steps``."""
+        return min(self.step / max(self.steps - 1, 1), 1.0)
+
+    def refresh(self, optimizer: Optimizer) -> None:
+        """Set every strength from the schedule, the present step and, where it counts, the rate."""
+        rates = _rates(optimizer) if self.method.by_rate else {}
+        inputs = set(self.quantizers.values()) - {w.quantizer for w in self.weights}
+        for quantizer in inputs:
+            quantizer.set_strength(float(quantizer.schedule(self.progress)))
+        for weight in self.weights:
+            rate = rates.get(id(weight.parameter), 0.0)
+            weight.quantizer.set_strength(self._strength(weight, rate))
+
+    def _strength(self, weight: BinaryWeight, rate: float) -> float | Tensor:
+        value = float(self.method.schedule(self.progress))
+        if not self.method.by_rate:
+            return value
+        # A proximal-gradient threshold is in weights; the pair measures in units.
+        unit = weight.quantizer.unit
+        return value * rate if unit is None else value * rate / unit
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """PQ and rPC: let the step start from the quantized weight."""
+        if self.method.rule.start_from != "quantized":
+            return
+        for weight in _once(self.weights):
+            if not weight.quantizer.hard:
+                _write(weight, weight.quantizer.proximal(_whole(weight.latent)))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Clip, count, move the strength."""
+        if self.clip is not None:
+            for weight in _once(self.weights):
+                if not weight.quantizer.hard:
+                    weight.latent.clamp_(-self.clip, self.clip)
+        step = self.step + 1
+        for quantizer in self.quantizers.values():
+            quantizer.step = step
+        self.refresh(optimizer)
+
+    def remove(self) -> None:
+        """Take the hooks off; the model keeps its present strengths."""
+        for handle in self._handles:
+            handle.remove()
+        for optimizer, attachment in list(_ATTACHED.items()):
+            if attachment is self:
+                del _ATTACHED[optimizer]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, strengths and units by quantizer name: plain numbers, ready for JSON."""
+        return {name: quantizer.saved() for name, quantizer in self.quantizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back; refuses a state of another model and then changes nothing."""
+        if set(state) != set(self.quantizers):
+            odd = sorted(set(state) ^ set(self.quantizers))[0]
+            raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
+        for name, quantizer in self.quantizers.items():
+            quantizer.restored(state[name])
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    steps: int,
+    *,
+    clip: float | None | str = "auto",
+) -> Attachment:
+    """Let ``optimizer`` train the binarized ``model``: update rule, schedule and clipping as hooks.
+
+    Nothing in the training loop changes. The strength moves once per ``optimizer.step()`` that
+    really happens: right under gradient accumulation and when a GradScaler skips a step.
+
+    Args:
+        model: A binarized model, or a wrapper around one.
+        optimizer: Any optimizer that owns its latent parameters.
+        steps: Optimizer steps over which the schedule runs; afterwards the strength stays.
+        clip: Bound of the latent weights after each step. "auto": the method's own, which is
+            [-1, 1] for BC, BNN, PQ and rPC without a scale, and none otherwise.
+
+    Returns:
+        A handle: ``remove()``, ``step``, ``progress``, ``state_dict()``. A copy of the optimizer
+        (``copy.deepcopy``) comes without hooks: attach it again.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
+        raise ValueError(f"steps is the number of optimizer steps of the run, at least 1, not {steps}")
+    weights = binary_weights(model)
+    if not weights:
+        raise ValueError("this model is not binarized: call pb.binarize(model, ...) before attach")
+    _refuse_second(optimizer, set(quantizers(model)))
+    _require_owned(model, optimizer, weights)
+    bound = _bound(weights, clip)
+    advice.warn_of_freezing(weights[0].quantizer.method, steps)
+    attachment = Attachment(model, optimizer, steps, bound)
+    _ATTACHED[optimizer] = attachment
+    return attachment
+
+
+def _refuse_second(optimizer: Optimizer, mine: set[Quantizer]) -> None:
+    if optimizer in _ATTACHED:
+        raise ValueError("this optimizer is attached already: call .remove() on its handle first")
+    for other in _ATTACHED.values():
+        if mine & set(other.quantizers.values()):
+            raise ValueError(
+                "this model is attached to another optimizer: call .remove() on that handle first"
+            )
+
+
+def _require_owned(model: nn.Module, optimizer: Optimizer, weights: list[BinaryWeight]) -> None:
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    needed = {weight.name: weight.parameter for weight in weights}
+    needed |= {name: p for name, p in model.named_parameters() if name.endswith("quantizer.shift")}
+    missing = [n for n, p in needed.items() if p.requires_grad and id(p) not in owned]
+    if missing:
+        raise ValueError(
+            f"the optimizer lacks {len(missing)} of {len(needed)} latent parameters, first "
+            f"{missing[0]!r}: build it from model.parameters() after binarize"
+        )
+
+
+def _bound(weights: list[BinaryWeight], clip: float | None | str) -> float | None:
+    method = weights[0].quantizer.method
+    if clip == "auto":
+        return method.clip if method.scale.kind == "none" else None
+    if clip is None or (isinstance(clip, int | float) and clip > 0):
+        return clip
+    raise ValueError(f"clip is a positive bound, None or 'auto', not {clip!r}")
+
+
+def _named_quantizers(model: nn.Module) -> list[tuple[str, Quantizer]]:
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, Quantizer)]
+
+
+def _rates(optimizer: Optimizer) -> dict[int, float]:
+    """The learning rate of every Parameter, now: a scheduler moves it, a load replaces its group."""
+    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
+    """Tied weights once: a prox applied twice would be another prox."""
+    return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
+
+
+def _whole(w: Tensor) -> Tensor:
+    """The full tensor behind a sharded one (FSDP2)."""
+    return w.full_tensor() if hasattr(w, "full_tensor") else w  # type: ignore[operator,no-any-return]
+
+
+def _write(weight: BinaryWeight, value: Tensor) -> None:
+    latent = weight.latent
+    if hasattr(latent, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value, latent.device_mesh, latent.placements)  # type: ignore[attr-defined]
+    latent.copy_(value)

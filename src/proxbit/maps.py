@@ -1,0 +1,130 @@
+r"""Elementwise maps of a weight ``w`` and a strength ``s``: the formulas behind every pair.
+
+Pure functions of tensors. The strength is a 0-d tensor (or a float); shape and dtype of ``w`` are
+kept. ``z`` is the strength times the weight, as in the papers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Strength: TypeAlias = Tensor | float
+
+SQRT2 = math.sqrt(2.0)
+
+# Where the sign-Swish peaks: the root of u tanh(u) = 1, which is also the value it takes there.
+SWISH_PEAK = 1.1996786402577337
+
+
+def identity(w: Tensor, s: Strength = 1.0) -> Tensor:
+    """The weight itself: full precision."""
+    return w
+
+
+def one(w: Tensor, s: Strength = 1.0) -> Tensor:
+    """The constant 1: the backward of every straight-through method."""
+    return torch.ones_like(w)
+
+
+def sign(w: Tensor, s: Strength = 1.0) -> Tensor:
+    """Exactly +1 or -1, with ``sign(0) = sign(-0.0) = +1``: there is no third value.
+
+    >>> sign(torch.tensor([-2.0, -0.0, 0.0, 3.0]))
+    tensor([-1.,  1.,  1.,  1.])
+    """
+    plus = w.new_ones(())
+    return torch.where(w < 0, -plus, plus)
+
+
+def inside(w: Tensor, s: Strength = 1.0) -> Tensor:
+    """Indicator of the closed interval [-1, 1]: the backward of BNN (Hubara et al., 2016).
+
+    The open interval would kill for good every latent weight that was clipped to +-1.
+    """
+    return (w.abs() <= 1).to(w.dtype)
+
+
+def triangle(w: Tensor, s: Strength = 1.0) -> Tensor:
+    r"""The tent :math:`\max(2 - 2|w|, 0)`: the backward of Bi-Real (Liu et al., 2018)."""
+    return (2 - 2 * w.abs()).clamp_min(0)
+
+
+def sign_swish(w: Tensor, s: Strength) -> Tensor:
+    r"""Smooth sign that overshoots: :math:`\tanh(z) + z\,\tanh'(z)` with :math:`z = s w / 2`.
+
+    Reaches 1.1997 at z = 1.1997 before settling at 1. Darabi et al., 2018.
+
+    >>> sign_swish(torch.tensor([-1.0, 0.0, 1.0]), 30.0)
+    tensor([-1.,  0.,  1.])
+    """
+    z = _swish_argument(w, s)
+    t = z.tanh()
+    return t + z * (1 - t * t)
+
+
+def sign_swish_slope(w: Tensor, s: Strength) -> Tensor:
+    r"""Derivative of :func:`sign_swish`: :math:`s\,\tanh'(z)\,(1 - z \tanh z)`.
+
+    Negative beyond the peak, \|w\| > 2.3994 / s, down to -0.0738 s.
+    """
+    z = _swish_argument(w, s)
+    t = z.tanh()
+    return s * (1 - t * t) * (1 - z * t)
+
+
+def _swish_argument(w: Tensor, s: Strength) -> Tensor:
+    # Past 30 tanh is 1 in every dtype; unclamped, half precision would give inf * 0 = nan.
+    return (w * (s * 0.5)).clamp(-30, 30)
+
+
+def peaked_swish(w: Tensor, s: Strength) -> Tensor:
+    """Sign-Swish stopped at its peak and divided by it: monotone, exactly +-1 beyond 2.3994 / s."""
+    return sign_swish(_clamp_to_peak(w, s), s) / SWISH_PEAK
+
+
+def peaked_swish_slope(w: Tensor, s: Strength) -> Tensor:
+    """Derivative of :func:`peaked_swish`: continuous, never negative, zero beyond the peak."""
+    return sign_swish_slope(_clamp_to_peak(w, s), s).clamp_min(0) / SWISH_PEAK
+
+
+def _clamp_to_peak(w: Tensor, s: Strength) -> Tensor:
+    peak = torch.as_tensor(2 * SWISH_PEAK / s, dtype=w.dtype, device=w.device)
+    return torch.minimum(torch.maximum(w, -peak), peak)
+
+
+def poly(w: Tensor, s: Strength) -> Tensor:
+    r"""Two parabolas that saturate: :math:`k(\sqrt2 z - z|z|/2)`, :math:`z` = s w clamped to
+    :math:`\pm\sqrt2` and :math:`k = \max(1/s, 1)`.
+
+    Ends at +-k, so it is a sign only from s = 1 on. Lin et al. (R-BNN), 2020.
+
+    >>> poly(torch.tensor([-9.0, 0.5, 9.0]), SQRT2)
+    tensor([-1.0000,  0.7500,  1.0000])
+    """
+    z = (w * s).clamp(-SQRT2, SQRT2)
+    return z * (SQRT2 - z.abs() / 2) * _steepening(s)
+
+
+def poly_slope(w: Tensor, s: Strength) -> Tensor:
+    r"""Derivative of :func:`poly`: :math:`\max(k(\sqrt2 s - s^2 |w|), 0)`."""
+    return (SQRT2 - (w * s).abs()).clamp_min(0) * (_steepening(s) * s)
+
+
+def soft_sign(w: Tensor, s: Strength) -> Tensor:
+    r"""The tanh of EDE: :math:`k \tanh(s w)`, :math:`k = \max(1/s, 1)`. Qin et al. (IR-Net), 2020."""
+    return (w * s).tanh() * _steepening(s)
+
+
+def soft_sign_slope(w: Tensor, s: Strength) -> Tensor:
+    r"""Derivative of :func:`soft_sign`: :math:`k s (1 - \tanh^2(s w))`."""
+    t = (w * s).tanh()
+    return (1 - t * t) * (_steepening(s) * s)
+
+
+def _steepening(s: Strength) -> Strength:
+    """k = max(1/s, 1), which keeps the slope at 0 of order one while s is small."""
+    return (1 / s).clamp_min(1) if isinstance(s, Tensor) else max(1 / s, 1.0)

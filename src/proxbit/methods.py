@@ -1,0 +1,198 @@
+"""The paper's row names, each with its pair, schedule, rule, scale and unit.
+
+This is the only place where a name becomes an object. Every method has two settings: ``default``
+(what works for hard one-bit networks) and ``paper`` (what the paper states; see docs/methods.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from proxbit import pairs
+from proxbit.pairs import Pair
+from proxbit.scales import SCALES, UNITS, Scale, Unit, find_scale
+from proxbit.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule
+from proxbit.text import unknown
+
+Point = Literal["latent", "quantized"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where the gradient is taken and where the optimizer's step starts.
+
+    ============================  ======================  =========================
+    .                             step starts at latent   step starts at quantized
+    ============================  ======================  =========================
+    gradient at quantized         PC and all of PC++      PQ
+    gradient at latent            PTB (plain training)    rPC
+    ============================  ======================  =========================
+    """
+
+    gradient_at: Point = "quantized"
+    start_from: Point = "latent"
+
+
+PC = Rule("quantized", "latent")
+PQ = Rule("quantized", "quantized")
+RPC = Rule("latent", "quantized")
+PTB = Rule("latent", "latent")
+
+
+@dataclass(frozen=True)
+class Method:
+    """Everything that turns a float layer into a trainable binary one.
+
+    Attributes:
+        name: The paper's row name.
+        pair: Forward and backward quantizer of the weights.
+        schedule: Strength of the pair over the run.
+        rule: Where the gradient is taken and where the step starts.
+        scale: The float beside the bits.
+        unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
+        input_pair: Quantizer of the layer's input in BWA and BWAA; None means ``pair``.
+        input_schedule: Its strength over the run; None means ``schedule``.
+        input_rule: PTB leaves inputs alone while training; every other method quantizes them.
+        clip: Bound of the latent weights after each step where they have no scale; None for none.
+        by_rate: The schedule gives lambda, and the strength is learning rate times lambda over
+            the unit: the step of a proximal-gradient method.
+        learn_shift: Learn one shift per output channel (and per input channel in BWA).
+        binary: False for the float baseline, which ``harden`` leaves alone.
+    """
+
+    name: str
+    pair: Pair
+    schedule: Schedule = field(default_factory=Constant)
+    rule: Rule = PC
+    scale: Scale = SCALES["channel"]
+    unit: Unit = "one"
+    input_pair: Pair | None = None
+    input_schedule: Schedule | None = None
+    input_rule: Rule = PC
+    clip: float | None = None
+    by_rate: bool = False
+    learn_shift: bool = False
+    binary: bool = True
+
+
+_TIED = replace(pairs.prox_connect(varrho=None), name="LQ")
+_RISING = Linear(0.0, 1.0)
+_proximal = Method(
+    "PQ", _TIED, Linear(0.0, 0.3), PQ, Scale("unit"), "initial", clip=1.0, by_rate=True,
+    input_pair=pairs.prox_connect(), input_schedule=_RISING,
+)  # fmt: skip
+_soft = Method("BNN++", pairs.bnn_plus_plus, Linear(1, 20), scale=SCALES["ls"], unit="initial")
+
+METHODS: dict[str, Method] = {
+    "fp": Method("FP", pairs.full_precision, scale=SCALES["none"], binary=False),
+    "ptb": Method("PTB", pairs.binary_connect, rule=PTB, input_rule=PTB),
+    "bc": Method("BC", pairs.binary_connect, clip=1.0),
+    "pc": Method("PC", pairs.prox_connect(), _RISING, unit="current"),
+    "pq": _proximal,
+    "rpc": replace(_proximal, name="rPC", rule=RPC),
+    "bnn": Method("BNN", pairs.bnn, clip=1.0),
+    "bnn+": Method("BNN+", pairs.bnn_plus, Constant(0.5), unit="initial"),
+    "bnn++": _soft,
+    "bi-real": Method("Bi-Real", pairs.bi_real),
+    "r-bnn": Method(
+        "R-BNN", pairs.r_bnn, Logarithmic(1e-2, 1e1),
+        input_schedule=AtLeast(1.0, Logarithmic(1e-2, 1e1)),
+    ),
+    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus, schedule=Logarithmic(0.1, 10)),
+    "ede": Method("EDE", pairs.ede, Logarithmic(1e-1, 1e1)),
+    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus, schedule=Logarithmic(0.2, 10)),
+    "react": Method("ReAct", pairs.bnn, learn_shift=True),
+}  # fmt: skip
+
+def _consistent(method: Method) -> Method:
+    """PQ and rPC write the quantized weight back, so it must be measured as it is scaled.
+
+    With mean|w| measured anew each time, clipping at the mean would lower the mean, and so on to 0.
+    """
+    if method.rule.start_from == "latent" or method.scale.kind == "unit":
+        return method
+    if method.scale.kind == "none":
+        return replace(method, unit="one")
+    return replace(method, scale=replace(method.scale, kind="unit"), unit="initial")
+
+
+# What the paper states: one mean|w| per layer, the raw weight inside the pair (except the linear
+# quantizer, which is defined for the set {-s, +s}), its own strengths.
+_STATED: dict[str, dict[str, object]] = {
+    "pc": {"schedule": Linear(0.01, 10)},
+    "pq": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
+    "rpc": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
+    "bnn+": {"schedule": Constant(5), "unit": "one"},
+    "bnn++": {"schedule": Linear(5, 30), "unit": "one"},
+    "poly+": {"schedule": Logarithmic(1e-2, 1e1), "unit": "one"},
+    "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one"},
+}
+PAPER: dict[str, Method] = {
+    name: _consistent(
+        replace(
+            method,
+            scale=method.scale if name == "fp" else SCALES["layer"],
+            **_STATED.get(name, {}),  # type: ignore[arg-type]
+        )
+    )
+    for name, method in METHODS.items()
+}
+
+SETTINGS: dict[str, dict[str, Method]] = {"default": METHODS, "paper": PAPER}
+
+_ALIASES = {
+    "fullprecision": "fp", "float": "fp", "binaryconnect": "bc", "proxconnect": "pc",
+    "proxquant": "pq", "reverseproxconnect": "rpc", "reactnet": "react", "rbnn": "r-bnn",
+    "bireal": "bi-real", "birealnet": "bi-real",
+}  # fmt: skip
+
+
+def find_method(
+    method: str | Method | Pair,
+    settings: str = "default",
+    *,
+    schedule: Schedule | None = None,
+    rule: Rule | None = None,
+    scale: Scale | str | None = None,
+    unit: Unit | None = None,
+) -> Method:
+    """A method by name (forgiving), around a bare pair, or itself, with any part replaced.
+
+    >>> find_method("bnn_plus_plus").name, find_method("Bi-Real").name
+    ('BNN++', 'Bi-Real')
+    """
+    found = _resolve(method, settings)
+    changes = {"schedule": schedule, "rule": rule, "unit": unit}
+    if scale is not None:
+        changes["scale"] = find_scale(scale)
+    if unit is not None and unit not in UNITS:
+        raise ValueError(unknown("unit", unit, UNITS))
+    given = {key: value for key, value in changes.items() if value is not None}
+    return _consistent(replace(found, **given))  # type: ignore[arg-type]
+
+
+def _resolve(method: str | Method | Pair, settings: str) -> Method:
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, Pair):
+        return Method(method.name, method)
+    if not isinstance(method, str):
+        raise TypeError(
+            f"a method is a name, a Method or a Pair, not {type(method).__name__}: "
+            f"try one of {', '.join(METHODS)}"
+        )
+    if settings not in SETTINGS:
+        raise ValueError(unknown("settings", settings, SETTINGS))
+    return SETTINGS[settings][_key(method)]
+
+
+def _key(name: str) -> str:
+    """bnn_plus_plus, BNN++ and 'bnn plus plus' all mean 'bnn++'."""
+    bare = re.sub(r"[\s_\-]+", "", name.lower().replace("plus", "+"))
+    by_bare = {key.replace("-", ""): key for key in METHODS}
+    key = by_bare.get(bare) or _ALIASES.get(bare)
+    if key is None:
+        raise ValueError(unknown("method", name, METHODS))
+    return key

@@ -1,0 +1,117 @@
+"""Accumulators: what happens to an integer sum of +-1 products before the scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def wrap(z: Tensor, bits: int) -> Tensor:
+    """What a ``bits``-bit two's-complement register holds after summing up to z.
+
+    Wrapping addition is a ring homomorphism: wrapping once at the end equals wrapping at each step.
+
+    >>> wrap(torch.tensor([127.0, 128.0, -129.0]), 8)
+    tensor([ 127., -128.,  127.])
+    """
+    half = 2 ** (bits - 1)
+    return torch.remainder(z + half, 2 * half) - half
+
+
+class _Cyclic(torch.autograd.Function):
+    """The cyclic function of the wrapped sum, with derivative 1 inside and -k on the way back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(m: Tensor, half: float, k: float) -> tuple[Tensor, Tensor]:
+        inner = m.abs() <= k / (k + 1) * half
+        returning = torch.where(m < 0, -k * half, k * half).to(m.dtype) - k * m
+        return torch.where(inner, m, returning), inner
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.k = inputs[2]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (inner,) = ctx.saved_tensors
+        return torch.where(inner, grads[0], -ctx.k * grads[0]), None, None
+
+
+def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
+    """WrapNet's cyclic function: m near zero, returning to 0 with slope -k towards the ends.
+
+    Of a wrapped sum it makes a continuous periodic function, so an overflow never jumps.
+
+    >>> cyclic(wrap(torch.tensor([64.0, 100.0, 128.0, 300.0]), 8), 8, 2.0)
+    tensor([64., 56.,  0., 44.])
+    """
+    return _Cyclic.apply(m, float(2 ** (bits - 1)), float(k))[0]  # type: ignore[no-untyped-call,no-any-return]
+
+
+class WrapAccumulator(nn.Module):
+    """A ``bits``-bit accumulator that wraps around, followed by the cyclic function (BWAA).
+
+    Attributes:
+        overflow: Share of the last batch's sums that did not fit, a 0-d tensor.
+    """
+
+    overflow: Tensor
+
+    def __init__(self, bits: int = 8, k: float = 2.0) -> None:
+        """Keep the width of the register and the slope of the way back."""
+        super().__init__()
+        if bits < 2 or bits > 24 or bits != int(bits):
+            raise ValueError(f"an accumulator has 2 to 24 bits, not {bits}")
+        if not k > 0:
+            raise ValueError(f"the slope k of the cyclic function is positive, not {k}")
+        self.bits, self.k = int(bits), float(k)
+        self.register_buffer("overflow", torch.zeros(()), persistent=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """c_k(wrap(z)); the gradient passes the wrap unchanged."""
+        m = wrap(z, self.bits)
+        with torch.no_grad():
+            self.overflow.copy_(((z - m).abs() > 1).float().mean())
+        return cyclic(m, self.bits, self.k)
+
+    def excess(self, z: Tensor) -> Tensor:
+        """Mean distance by which the sums leave the register: the term of the penalty."""
+        return (z.abs() - 2 ** (self.bits - 1)).clamp_min(0).mean()
+
+    def extra_repr(self) -> str:
+        """Width and slope."""
+        return f"bits={self.bits}, k={self.k:g}"
+
+
+@contextmanager
+def overflow_penalty(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+    """Collect the overflow of every accumulator during the forwards inside, as a loss term::
+
+        with pb.overflow_penalty(model) as penalty:
+            loss = criterion(model(x), y) + 1e-3 * penalty()
+
+    The penalty is the sum over accumulators of mean(max(|z| - 2^(bits-1), 0)).
+    """
+    terms: list[Tensor] = []
+
+    def collect(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, WrapAccumulator)
+        terms.append(module.excess(inputs[0]))
+
+    accumulators = [m for m in model.modules() if isinstance(m, WrapAccumulator)]
+    if not accumulators:
+        raise ValueError("the model has no accumulators: binarize it with task='BWAA'")
+    handles = [m.register_forward_pre_hook(collect) for m in accumulators]
+    try:
+        yield lambda: torch.stack(terms).sum()
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,112 @@
+"""Binary layers: PyTorch's own linear and convolution, with a binary product inside.
+
+Each overrides ``forward`` only. A float layer becomes binary by taking the class and getting the
+parts: it stays the same object, with the same Parameters, hooks, name and state_dict keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from proxbit.nn.product import BinaryProduct, Form
+from proxbit.nn.quantizers import WeightQuantizer
+
+
+@dataclass(frozen=True, eq=False)
+class BinaryWeight:
+    """One binary weight of a model: where its latent values live and what quantizes them.
+
+    Attributes:
+        name: Full name of the tensor in the model.
+        parameter: The Parameter that the optimizer owns.
+        quantizer: What turns it into the quantized weight.
+        rows: The rows that this weight takes of the Parameter; None for all.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    quantizer: WeightQuantizer
+    rows: slice | None = None
+
+    @property
+    def latent(self) -> Tensor:
+        """The latent weight, detached: a view, so that writing into it writes the Parameter."""
+        w = self.parameter.detach()
+        return w if self.rows is None else w[self.rows]
+
+
+class BinaryLayer(nn.Module):
+    """What a binary layer adds to the float layer that it subclasses."""
+
+    binary: BinaryProduct
+    weight: nn.Parameter
+
+    def make_binary(self, form: Form) -> None:
+        """Get the parts; called once, after the class has changed."""
+        channels = self.weight.shape[1] * getattr(self, "groups", 1)
+        self.binary = BinaryProduct(form, self.weight, channels, self.weight.dim() - 2)
+
+    def binary_weights(self, prefix: str) -> Iterator[BinaryWeight]:
+        """The binary weights of this layer alone."""
+        yield BinaryWeight(f"{prefix}weight", self.weight, self.binary.weight_quantizer)
+
+    def make_float(self) -> None:
+        """Give the parts back; called once, before the class changes back."""
+        del self.binary
+
+
+class BinaryLinear(BinaryLayer, nn.Linear):
+    """A linear layer with binary weights, and binary inputs in BWA."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale * (F(x) F(w)^T) + bias."""
+        return self.binary(x, self.weight, self.bias, functional.linear)
+
+
+class _BinaryConv(BinaryLayer):
+    """Padding of a binary input: with an explicit value, because zero would be a third one."""
+
+    pad_value: float
+    convolution: Callable[..., Tensor]
+
+    def make_binary(self, form: Form) -> None:
+        super().make_binary(form)
+        self.pad_value = form.pad_value
+
+    def make_float(self) -> None:
+        super().make_float()
+        del self.pad_value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale * conv(pad(F(x)), F(w)) + bias."""
+        zeros = self.pad_value == 0 and self.padding_mode == "zeros"
+        op = self._conv_forward if zeros or self.binary.plain else self._convolve
+        return self.binary(x, self.weight, self.bias, op)
+
+    def _convolve(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        x = self._pad(x)
+        return type(self).convolution(x, w, b, self.stride, 0, self.dilation, self.groups)
+
+    def _pad(self, x: Tensor) -> Tensor:
+        border = self._reversed_padding_repeated_twice
+        if not any(border):
+            return x
+        if self.padding_mode != "zeros":
+            return functional.pad(x, border, mode=self.padding_mode)
+        return functional.pad(x, border, value=self.pad_value)
+
+
+class BinaryConv1d(_BinaryConv, nn.Conv1d):
+    """A 1-d convolution with binary weights, and binary inputs in BWA."""
+
+    convolution = staticmethod(functional.conv1d)
+
+
+class BinaryConv2d(_BinaryConv, nn.Conv2d):
+    """A 2-d convolution with binary weights, and binary inputs in BWA."""
+
+    convolution = staticmethod(functional.conv2d)

@@ -1,0 +1,95 @@
+"""The binary product: one weight with its quantizers, accumulator and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.methods import Method
+from proxbit.nn.accumulators import WrapAccumulator
+from proxbit.nn.quantizers import InputQuantizer, WeightQuantizer
+
+Task: TypeAlias = Literal["BW", "BWA", "BWAA"]
+TASKS: tuple[Task, ...] = get_args(Task)
+Operation: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What kind of binary layer to make.
+
+    Attributes:
+        method: Pair, schedule, rule, scale and unit.
+        task: "BW" (weights), "BWA" (and inputs) or "BWAA" (and a wrap-around accumulator).
+        bits: Width of the BWAA accumulator.
+        k: Slope of its cyclic function.
+        pad_value: What a convolution pads its binary input with: +1, -1, or 0 as a float one does.
+    """
+
+    method: Method
+    task: Task = "BW"
+    bits: int = 8
+    k: float = 2.0
+    pad_value: float = 1.0
+
+    def input_quantizer(self, channels: int, trailing: int, like: Tensor) -> nn.Module:
+        """The quantizer of the input, or nothing in BW."""
+        if self.task == "BW":
+            return nn.Identity()
+        return InputQuantizer(self.method, channels, trailing, like)
+
+    def accumulator(self) -> nn.Module:
+        """The wrap-around register of BWAA, or nothing."""
+        if self.task != "BWAA" or not self.method.binary:
+            return nn.Identity()
+        return WrapAccumulator(self.bits, self.k)
+
+
+class BinaryProduct(nn.Module):
+    """y = scale * c(F(w) . F(x)) + bias, for one weight that the layer around it owns.
+
+    In BW the scale rides on the weight, which costs nothing. Otherwise the sum of +-1 products is
+    kept apart from the scale: it is an exact integer, and an accumulator may wrap it.
+    """
+
+    def __init__(self, form: Form, weight: Tensor, channels: int, trailing: int) -> None:
+        """Make the parts; ``trailing`` counts the dims behind the channel, as in an image."""
+        super().__init__()
+        self.weight_quantizer = WeightQuantizer(form.method, weight)
+        self.input_quantizer = form.input_quantizer(channels, trailing, weight)
+        self.accumulator = form.accumulator()
+        self.trailing = trailing
+
+    @property
+    def plain(self) -> bool:
+        """Whether the input is float now: in BW, and while PTB trains."""
+        inputs = self.input_quantizer
+        return not isinstance(inputs, InputQuantizer) or inputs.looks_through()
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, op: Operation) -> Tensor:
+        """Quantize, multiply by ``op(x, w, b)``, accumulate, scale, add the bias."""
+        if self.plain:
+            return op(x, self.weight_quantizer(weight), bias)
+        signs, scale = self.weight_quantizer.split(weight)
+        inputs = self.input_quantizer(x)
+        if isinstance(self.accumulator, WrapAccumulator):
+            sums = self.accumulator(_exact(inputs, signs, op)).to(inputs.dtype)
+        else:
+            sums = op(inputs, signs, None)
+        return self._finish(sums, scale, bias)
+
+    def _finish(self, sums: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        shape = (-1, *(1 for _ in range(self.trailing)))
+        if scale is not None:
+            sums = sums * scale.reshape(shape).to(sums.dtype)
+        return sums if bias is None else sums + bias.reshape(shape).to(sums.dtype)
+
+
+def _exact(x: Tensor, w: Tensor, op: Operation) -> Tensor:
+    """The product in float32 whatever the context: sums below 2^24 are then exact integers."""
+    with torch.autocast(x.device.type, enabled=False):
+        return op(x.float(), w.float(), None)

@@ -1,0 +1,215 @@
+"""Quantizers as modules: a pair with its present strength, on a weight or on an input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit import maps
+from proxbit.autograd import bind, measure
+from proxbit.methods import Method, Rule
+from proxbit.pairs import Pair
+from proxbit.schedules import Schedule
+
+
+class Quantizer(nn.Module):
+    """What weight and input quantizers share: a pair, its strength, and how they are saved.
+
+    The strength is a 0-d buffer, so that moving it never recompiles a graph. None of the state adds
+    a key to the state_dict: it travels in the state_dict's metadata, so a float checkpoint loads
+    into a binarized model and back.
+
+    Attributes:
+        strength: The present strength of the pair.
+        step: Optimizer steps taken so far, as told by ``attach``.
+        hard: Whether ``harden`` has replaced the forward map by the sign.
+    """
+
+    strength: Tensor
+
+    def __init__(self, pair: Pair, schedule: Schedule, rule: Rule, like: Tensor) -> None:
+        """Start the schedule at progress 0, on the device of ``like``."""
+        super().__init__()
+        self.pair, self.schedule, self.rule = pair, schedule, rule
+        self.step, self.hard = 0, False
+        start = torch.tensor(float(schedule(0.0)), device=like.device)
+        self.register_buffer("strength", start, persistent=False)
+
+    def set_strength(self, strength: float | Tensor) -> None:
+        """Set the strength in place; a tensor is trusted, a number is checked."""
+        if isinstance(strength, Tensor):
+            self.strength.copy_(strength)
+            return
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ValueError(f"a strength is a finite number >= 0, not {strength}")
+        self.strength.fill_(strength)
+
+    def looks_through(self) -> bool:
+        """Whether the network sees the latent values now: in training, under PTB and rPC."""
+        return self.training and not self.hard and self.rule.gradient_at == "latent"
+
+    def saved(self) -> dict[str, Any]:
+        """The state as plain numbers."""
+        return {"strength": float(self.strength), "step": self.step, "hard": self.hard}
+
+    def restored(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
+        self.set_strength(float(state["strength"]))
+        self.step, self.hard = int(state["step"]), bool(state["hard"])
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None and not self.strength.is_meta:
+            metadata.setdefault(prefix[:-1], {})["proxbit"] = self.saved()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        missing: list[str] = []  # a float checkpoint has no shift: not an error
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
+        )
+        if "proxbit" in local_metadata:
+            self.restored(local_metadata["proxbit"])
+
+
+class WeightQuantizer(Quantizer):
+    """From a latent weight to the quantized one: scale times F(w / unit).
+
+    Attributes:
+        unit: mean|w| at the start, for methods that measure in it; None otherwise.
+        shift: One learnable shift per output channel (ReAct); None otherwise.
+    """
+
+    unit: Tensor | None
+
+    def __init__(self, method: Method, weight: Tensor) -> None:
+        """Measure the initial weight where the method needs it."""
+        super().__init__(method.pair, method.schedule, method.rule, weight)
+        self.method = method
+        size = weight.detach().abs().mean().float()
+        unit = torch.where(size > 0, size, torch.ones_like(size))
+        self.register_buffer("unit", unit if method.unit == "initial" else None, persistent=False)
+        shape = (weight.shape[0], *(1 for _ in weight.shape[1:]))
+        self.shift = nn.Parameter(weight.new_zeros(shape)) if method.learn_shift else None
+
+    def forward(self, w: Tensor) -> Tensor:
+        """The quantized weight, scale included: what the layer multiplies with."""
+        if self.hard:
+            return w.detach()
+        if self.looks_through():
+            return w
+        v, f, unit, scale = self._evaluate(w)
+        if self.method.scale.gradient == "full" and scale is not None:
+            return self._bind(v, f, unit, self._factor(unit, scale, split=True)) * scale
+        q = f if scale is None else f * scale
+        return self._bind(v, q, unit, self._factor(unit, scale, split=False))
+
+    def split(self, w: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same in two parts, F(w / unit) and the scale, for exact sums of +-1 products."""
+        if self.hard:
+            dims = self.method.scale.dims(w)
+            return maps.sign(w.detach()), w.detach().abs().amax(dims, keepdim=True)
+        if self.looks_through():
+            return w, None
+        v, f, unit, scale = self._evaluate(w)
+        return self._bind(v, f, unit, self._factor(unit, scale, split=True)), scale
+
+    def proximal(self, w: Tensor) -> Tensor:
+        """The quantized weight whatever the mode, without a gradient."""
+        if self.hard:
+            return w.detach()
+        with torch.no_grad():
+            _, f, _, scale = self._evaluate(w)
+            return f if scale is None else f * scale
+
+    def hardened(self, w: Tensor) -> Tensor:
+        """The nearest hard weight to the quantized one: the sign of F, times the matching scale."""
+        with torch.no_grad():
+            _, f, _, scale = self._evaluate(w)
+            bits = maps.sign(f)
+            if scale is None:
+                return bits
+            return bits * (scale * (f * bits).mean(self.method.scale.dims(w), keepdim=True))
+
+    def units(self, w: Tensor) -> Tensor:
+        """The weight as the pair sees it, w / unit, without a gradient."""
+        with torch.no_grad():
+            v = w if self.shift is None else w - self.shift
+            return measure(v, self._unit(w))
+
+    def _evaluate(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The shifted weight, F of it in its unit, the unit and the scale."""
+        v = w if self.shift is None else w - self.shift
+        unit = self._unit(w.detach())
+        f = self.pair.forward(measure(v.detach(), unit), self.strength)
+        spec = self.method.scale
+        if spec.kind == "mean" and self.method.unit == "current" and spec.gradient != "full":
+            return v, f, unit, unit  # the same mean|w|: measured once
+        return v, f, unit, spec(w if spec.gradient == "full" else w.detach(), f, unit)
+
+    def _unit(self, w: Tensor) -> Tensor | None:
+        if self.method.unit == "current":
+            return self.method.scale.mean_size(w).clamp_min(torch.finfo(w.dtype).tiny)
+        return self.unit
+
+    def _factor(self, unit: Tensor | None, scale: Tensor | None, split: bool) -> Tensor | None:
+        """What B is multiplied by, given that a split scale reaches the gradient by itself."""
+        if self.method.scale.gradient == "pass":
+            if not split or scale is None:
+                return None
+            return 1 / torch.where(scale == 0, torch.ones_like(scale), scale)
+        inverse = None if unit is None else 1 / unit
+        if split or scale is None:
+            return inverse
+        return scale if inverse is None else scale * inverse
+
+    def _bind(self, v: Tensor, q: Tensor, unit: Tensor | None, factor: Tensor | None) -> Tensor:
+        return bind(v, q, self.strength, self.pair, unit, factor)
+
+    def saved(self) -> dict[str, Any]:
+        """The state as plain numbers, with the initial unit."""
+        return super().saved() | {"unit": None if self.unit is None else float(self.unit)}
+
+    def restored(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
+        super().restored(state)
+        if self.unit is not None and state["unit"] is not None:
+            self.unit.fill_(float(state["unit"]))
+
+    def extra_repr(self) -> str:
+        """The method."""
+        return f"{self.method.name}, scale={self.method.scale}, unit={self.method.unit}"
+
+
+class InputQuantizer(Quantizer):
+    """From a layer's input to its quantized input; the channels are ``trailing`` dims from the end.
+
+    When hard, the forward is the sign and the backward stays B at the last strength, so that norms
+    and float layers can go on training.
+    """
+
+    def __init__(self, method: Method, channels: int, trailing: int, like: Tensor) -> None:
+        """Take the method's input pair; the raw input is its own unit."""
+        pair = method.input_pair or method.pair
+        schedule = method.input_schedule or method.schedule
+        super().__init__(pair, schedule, method.input_rule, like)
+        shape = (channels, *(1 for _ in range(trailing)))
+        self.shift = nn.Parameter(like.new_zeros(shape)) if method.learn_shift else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F(x), with the gradient multiplied by B(x)."""
+        if self.looks_through():
+            return x
+        v = x if self.shift is None else x - self.shift
+        forward = maps.sign if self.hard else self.pair.forward
+        return bind(v, forward(v.detach(), self.strength), self.strength, self.pair)
+
+    def extra_repr(self) -> str:
+        """The pair."""
+        return self.pair.name

@@ -1,0 +1,35 @@
+r"""Proximal maps of one-bit regularizers, elementwise: the P of F = T o P."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from proxbit.maps import Strength, sign
+
+
+def linear_quantizer(w: Tensor, s: Strength, varrho: float | None = 0.0) -> Tensor:
+    r"""The piecewise-linear quantizer L of ProxConnect, :math:`\rho = s`.
+
+    sign(w) from :math:`|w| = 1 - \rho` on; below, a line that leaves 0 at height ``varrho``.
+    ``varrho=None`` ties it to :math:`\rho`: then L is ProxQuant's soft threshold towards +-1.
+    Both are cut at 1, so :math:`\rho = 10` means exactly the sign. Dockhorn et al., 2021.
+
+    >>> linear_quantizer(torch.tensor([-0.3, -0.05, 0.0, 0.9]), 0.2, varrho=0.2)
+    tensor([-0.5000, -0.2500,  0.2000,  1.0000])
+    """
+    rho = torch.as_tensor(s, dtype=w.dtype, device=w.device).clamp(max=1)
+    height = rho if varrho is None else min(varrho, 1.0)
+    size = w.abs()
+    room = 1 - rho
+    # At rho = 1 there is no room left: the line is never taken, but must not be nan.
+    line = height + size * ((1 - height) / room.clamp_min(torch.finfo(w.dtype).tiny))
+    return sign(w) * torch.where(size >= room, torch.ones_like(size), line)
+
+
+def hubara(w: Tensor, smoothing: Strength) -> Tensor:
+    r"""The prox behind BNN: sign(w) on [-1, 1], :math:`w/\mu + \mathrm{sign}(w)(1 - 1/\mu)` beyond.
+
+    ``smoothing`` is the :math:`\mu_t = 1 + \sum \eta` of dual averaging, not a strength.
+    """
+    return sign(w) * (1 + (w.abs() - 1).clamp_min(0) / smoothing)

@@ -1,0 +1,57 @@
+"""Words for people: plain-text tables, sizes, and answers to unknown names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A plain table; columns of numbers are set to the right, the others to the left.
+
+    >>> print(table(("layer", "bits"), [("fc", 12)]))
+    layer  bits
+    fc       12
+    """
+    cells = [tuple(head), *(tuple(str(cell) for cell in row) for row in rows)]
+    columns = [_justified(column) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def _justified(column: tuple[str, ...]) -> list[str]:
+    width = max(len(cell) for cell in column)
+    numbers = all(cell[:1] in "0123456789+-" for cell in column[1:])
+    return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
+
+
+def size(count: float) -> str:
+    """A number of bytes as people read it.
+
+    >>> size(1_092_624), size(512)
+    ('1.09 MB', '512 B')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with sensible digits.
+
+    >>> percent(0.0731), percent(1.0)
+    ('7.3 %', '100 %')
+    """
+    return f"{100 * share:.3g} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def unknown(what: str, given: object, known: Iterable[str]) -> str:
+    """One sentence for a name that does not exist, with near matches first.
+
+    >>> unknown("scale", "chanel", ["channel", "layer"])
+    "unknown scale 'chanel': did you mean 'channel'? known: channel, layer"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(given).lower(), names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {given!r}: {hint}known: {', '.join(names)}"
