@@ -48,8 +48,6 @@ from proxbit.probing import probe
 from proxbit.scales import SCALES, Scale
 from proxbit.schedules import AtLeast, Constant, Linear, Logarithmic
 
-
-
 __all__ = [
     "METHODS",
     "PAPER",

@@ -98,10 +98,7 @@ def restore(model: nn.Module) -> nn.Module:
         if weight.quantizer.hard:
             weight.parameter.requires_grad_(True)
     for module in list(model.modules()):
-        if hasattr(module, "float_class"):
-            module.make_float()
-            module.__class__ = module.float_class
-            del module.float_class
+        _make_float(module)
         parametrized.undo(module)
         for name, value in module.__dict__.pop("_proxbit_undo", {}).items():
             setattr(module, name, value)
@@ -113,7 +110,7 @@ def binary_weights(model: nn.Module) -> list[BinaryWeight]:
     return [weight for name, module in model.named_modules() for weight in _own(name, module)]
 
 
-def _own(name: str, module: nn.Module) -> Iterator[BinaryWeight]:
+def _own(name: str, module: Any) -> Iterator[BinaryWeight]:
     prefix = f"{name}." if name else ""
     if hasattr(module, "float_class"):
         yield from module.binary_weights(prefix)
@@ -157,12 +154,16 @@ def _plan(
     if not any(choice.binary for choice in choices):
         reasons = "; ".join(f"{c.name or type(c.module).__name__}: {c.why}" for c in choices[:8])
         hint = " (pass only='*' to binarize these too)" if _only_by_default(choices) else ""
-        raise ValueError(f"no layer of this model can be binarized{hint}: {reasons or 'no weights'}")
+        raise ValueError(
+            f"no layer of this model can be binarized{hint}: {reasons or 'no weights'}"
+        )
     return choices
 
 
 def _only_by_default(choices: list[Choice]) -> bool:
-    return any(c.why in ("first convolution", "last classifier", "patch embedding") for c in choices)
+    return any(
+        c.why in ("first convolution", "last classifier", "patch embedding") for c in choices
+    )
 
 
 def _make_binary(choice: Choice, form: Form) -> None:
@@ -173,6 +174,13 @@ def _make_binary(choice: Choice, form: Form) -> None:
     module.float_class = type(module)
     module.__class__ = choice.swap
     module.make_binary(form)
+
+
+def _make_float(module: Any) -> None:
+    if hasattr(module, "float_class"):
+        module.make_float()
+        module.__class__ = module.float_class
+        del module.float_class
 
 
 def _switch_off_fused_paths(model: nn.Module) -> None:

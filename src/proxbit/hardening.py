@@ -135,8 +135,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     eval mode meanwhile. A batch is an input, a dict of keywords, or what a loader yields: a tuple
     or list whose first item is the input. If a batch fails, the old statistics stay.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    norms = [m for m in norms if m.track_running_stats]
+    kind = nn.modules.batchnorm._BatchNorm
+    norms = [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
     old = [({k: v.clone() for k, v in m.state_dict().items()}, m.momentum) for m in norms]
     modes = {m: m.training for m in model.modules()}
     model.eval()
@@ -152,8 +152,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     finally:
         for m, (_, momentum) in zip(norms, old, strict=True):
             m.momentum = momentum
-        for m, mode in modes.items():
-            m.training = mode
+        for module, mode in modes.items():
+            module.training = mode
     return model
 
 

@@ -110,7 +110,7 @@ def attach(
     optimizer: Optimizer,
     steps: int,
     *,
-    clip: float | None | str = "auto",
+    clip: float | str | None = "auto",
 ) -> Attachment:
     """Let ``optimizer`` train the binarized ``model``: update rule, schedule and clipping as hooks.
 
@@ -129,7 +129,9 @@ def attach(
         (``copy.deepcopy``) comes without hooks: attach it again.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
-        raise ValueError(f"steps is the number of optimizer steps of the run, at least 1, not {steps}")
+        raise ValueError(
+            f"steps is the number of optimizer steps of the run, at least 1, not {steps}"
+        )
     weights = binary_weights(model)
     if not weights:
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) before attach")
@@ -164,7 +166,7 @@ def _require_owned(model: nn.Module, optimizer: Optimizer, weights: list[BinaryW
         )
 
 
-def _bound(weights: list[BinaryWeight], clip: float | None | str) -> float | None:
+def _bound(weights: list[BinaryWeight], clip: float | str | None) -> float | None:
     method = weights[0].quantizer.method
     if clip == "auto":
         return method.clip if method.scale.kind == "none" else None
@@ -189,7 +191,7 @@ def _once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
 
 def _whole(w: Tensor) -> Tensor:
     """The full tensor behind a sharded one (FSDP2)."""
-    return w.full_tensor() if hasattr(w, "full_tensor") else w  # type: ignore[operator,no-any-return]
+    return w.full_tensor() if hasattr(w, "full_tensor") else w
 
 
 def _write(weight: BinaryWeight, value: Tensor) -> None:

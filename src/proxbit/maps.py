@@ -126,5 +126,5 @@ def soft_sign_slope(w: Tensor, s: Strength) -> Tensor:
 
 
 def _steepening(s: Strength) -> Strength:
-    """k = max(1/s, 1), which keeps the slope at 0 of order one while s is small."""
+    """K = max(1/s, 1), which keeps the slope at 0 of order one while s is small."""
     return (1 / s).clamp_min(1) if isinstance(s, Tensor) else max(1 / s, 1.0)

@@ -106,6 +106,7 @@ METHODS: dict[str, Method] = {
     "react": Method("ReAct", pairs.bnn, learn_shift=True),
 }  # fmt: skip
 
+
 def _consistent(method: Method) -> Method:
     """PQ and rPC write the quantized weight back, so it must be measured as it is scaled.
 
@@ -166,7 +167,7 @@ def find_method(
     found = _resolve(method, settings)
     changes = {"schedule": schedule, "rule": rule, "unit": unit}
     if scale is not None:
-        changes["scale"] = find_scale(scale)
+        found = replace(found, scale=find_scale(scale))
     if unit is not None and unit not in UNITS:
         raise ValueError(unknown("unit", unit, UNITS))
     given = {key: value for key, value in changes.items() if value is not None}

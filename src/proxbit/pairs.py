@@ -60,9 +60,7 @@ def knots_of_bnn(strength: float) -> tuple[float, ...]:
     return (-1.0, 0.0, 1.0)
 
 
-_hard_sign = partial(
-    Pair, forward=maps.sign, knots=knot_at_zero, limit=maps.sign, hard=True
-)
+_hard_sign = partial(Pair, forward=maps.sign, knots=knot_at_zero, limit=maps.sign, hard=True)
 _smooth = partial(Pair, knots=no_knots, limit=maps.sign)
 
 full_precision = Pair(maps.identity, maps.one, "FP", knots=no_knots)
@@ -150,8 +148,7 @@ def _compose(outer: Map, inner: Map, w: Tensor, s: Strength) -> Tensor:
 
 
 def _derivative(forward: Map, w: Tensor, s: Strength) -> Tensor:
-    _, slope = torch.func.jvp(lambda x: forward(x, s), (w,), (torch.ones_like(w),))
-    return slope
+    return torch.func.jvp(lambda x: forward(x, s), (w,), (torch.ones_like(w),))[1]
 
 
 def _shift(f: Map, by: float, w: Tensor, s: Strength) -> Tensor:

@@ -55,9 +55,7 @@ def _hide_original(module: nn.Module, state: dict[str, Any], prefix: str, _: Any
         state[prefix + name] = state.pop(f"{prefix}parametrizations.{name}.original")
 
 
-def _find_original(
-    module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
-) -> None:
+def _find_original(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """The reverse, on loading."""
     for name in _names(module):
         if prefix + name in state:

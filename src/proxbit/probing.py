@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,17 +56,22 @@ def probe(model: nn.Module, example: Any) -> Probe:
     weights = binary_weights(model)
     if not weights:
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
-    holders = _holders(model)
-    with _watch(holders) as calls, torch.no_grad():
+    holders, inputs = _holders(model), _inputs(model)
+    called: set[nn.Module] = set()
+    varied: set[nn.Module] = set()
+    traces: list[tuple[nn.Module, Tensor]] = []
+    looks = dict.fromkeys(holders, partial(_note_call, called))
+    looks |= dict.fromkeys(inputs, partial(_note_variation, varied))
+    with _hooked(looks), torch.no_grad():
         run(model, example)
-    with _trace(holders) as traces, torch.enable_grad():
+    with _hooked(dict.fromkeys(holders, partial(_add_zero, traces))), torch.enable_grad():
         outputs = run(model, example)
-    reached = _reached(outputs, traces)
-    used = {id(q) for q in holders.values() if id(q) in calls and id(q) in reached}
-    names = {True: [], False: []}  # type: dict[bool, list[str]]
-    for weight in weights:
-        names[id(weight.quantizer) in used].append(weight.name)
-    return Probe(tuple(names[True]), tuple(names[False]), _constant_inputs(model, example))
+    used = {id(holders[holder]) for holder in called & _reaching(outputs, traces)}
+    return Probe(
+        tuple(weight.name for weight in weights if id(weight.quantizer) in used),
+        tuple(weight.name for weight in weights if id(weight.quantizer) not in used),
+        tuple(name for module, name in inputs.items() if module not in varied),
+    )
 
 
 def call(model: nn.Module, example: Any) -> Any:
@@ -96,69 +102,51 @@ def _holders(model: nn.Module) -> dict[nn.Module, WeightQuantizer]:
     return products | {m: m for m in others}
 
 
+def _inputs(model: nn.Module) -> dict[nn.Module, str]:
+    """The input quantizers with the names of their layers."""
+    return {
+        module: name.removesuffix(".input_quantizer").removesuffix(".binary")
+        for name, module in model.named_modules()
+        if isinstance(module, InputQuantizer)
+    }
+
+
+Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
+
+
 @contextmanager
-def _watch(holders: dict[nn.Module, WeightQuantizer]) -> Iterator[set[int]]:
-    """Collect the quantizers that were called."""
-    calls: set[int] = set()
-    handles = [
-        holder.register_forward_hook(lambda m, i, o, key=id(quantizer): calls.add(key))
-        for holder, quantizer in holders.items()
-    ]
+def _hooked(hooks: dict[nn.Module, Hook]) -> Iterator[None]:
+    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
     try:
-        yield calls
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-@contextmanager
-def _trace(holders: dict[nn.Module, WeightQuantizer]) -> Iterator[list[tuple[int, Tensor]]]:
-    """Add a zero to each product, to see afterwards whether the output depends on it."""
-    traces: list[tuple[int, Tensor]] = []
-
-    def add(key: int, output: Tensor) -> Tensor:
-        zero = torch.zeros_like(output, requires_grad=True)
-        traces.append((key, zero))
-        return output + zero
-
-    handles = [
-        holder.register_forward_hook(lambda m, i, o, key=id(quantizer): add(key, o))
-        for holder, quantizer in holders.items()
-    ]
-    try:
-        yield traces
-    finally:
-        for handle in handles:
-            handle.remove()
+def _note_call(called: set[nn.Module], module: nn.Module, _: Any, output: Tensor) -> None:
+    called.add(module)
 
 
-def _reached(outputs: list[Tensor], traces: list[tuple[int, Tensor]]) -> set[int]:
+def _note_variation(varied: set[nn.Module], module: nn.Module, _: Any, output: Tensor) -> None:
+    negative = output < 0
+    if bool(negative.any()) and not bool(negative.all()):
+        varied.add(module)
+
+
+def _add_zero(
+    traces: list[tuple[nn.Module, Tensor]], module: nn.Module, _: Any, output: Tensor
+) -> Tensor:
+    """A zero that needs a gradient shows afterwards whether the output depends on this product."""
+    zero = torch.zeros_like(output, requires_grad=True)
+    traces.append((module, zero))
+    return output + zero
+
+
+def _reaching(outputs: list[Tensor], traces: list[tuple[nn.Module, Tensor]]) -> set[nn.Module]:
     live = [output.float().sum() for output in outputs if output.requires_grad]
     if not live or not traces:
         return set()
-    total = torch.stack(live).sum()
-    grads = torch.autograd.grad(total, [zero for _, zero in traces], allow_unused=True)
-    return {key for (key, _), grad in zip(traces, grads, strict=True) if grad is not None}
-
-
-def _constant_inputs(model: nn.Module, example: Any) -> tuple[str, ...]:
-    """Names of the products whose hard input never changed its sign."""
-    seen: dict[str, bool] = {}
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, InputQuantizer):
-
-            def look(m: nn.Module, i: Any, o: Tensor, name: str = name) -> None:
-                signs = o < 0
-                varied = bool(signs.any()) and not bool(signs.all())
-                seen[name] = seen.get(name, False) or varied
-
-            handles.append(module.register_forward_hook(look))
-    try:
-        if handles:
-            with torch.no_grad():
-                run(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return tuple(name.removesuffix(".binary.input_quantizer") for name, ok in seen.items() if not ok)
+    zeros = [zero for _, zero in traces]
+    grads = torch.autograd.grad(torch.stack(live).sum(), zeros, allow_unused=True)
+    return {m for (m, _), grad in zip(traces, grads, strict=True) if grad is not None}

@@ -1,5 +1,6 @@
 """Binary multi-head attention: PyTorch's module computes with its weights directly, so ours must
-compute for itself, or a binary projection inside it would silently be bypassed."""
+compute for itself, or a binary projection inside it would silently be bypassed.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
     def binary_weights(self, prefix: str) -> Iterator[BinaryWeight]:
         """The three projections, be they one Parameter or three."""
         for (label, parameter, rows), product in zip(self._projections(), self.binary, strict=True):
+            assert isinstance(product, BinaryProduct)
             yield BinaryWeight(prefix + label, parameter, product.weight_quantizer, rows)
 
     def _projections(self) -> list[tuple[str, nn.Parameter, slice | None]]:

@@ -43,16 +43,17 @@ class BinaryLayer(nn.Module):
     """What a binary layer adds to the float layer that it subclasses."""
 
     binary: BinaryProduct
-    weight: nn.Parameter
 
     def make_binary(self, form: Form) -> None:
         """Get the parts; called once, after the class has changed."""
-        channels = self.weight.shape[1] * getattr(self, "groups", 1)
-        self.binary = BinaryProduct(form, self.weight, channels, self.weight.dim() - 2)
+        weight: Tensor = self.get_parameter("weight")
+        channels = weight.shape[1] * getattr(self, "groups", 1)
+        self.binary = BinaryProduct(form, weight, channels, weight.dim() - 2)
 
     def binary_weights(self, prefix: str) -> Iterator[BinaryWeight]:
         """The binary weights of this layer alone."""
-        yield BinaryWeight(f"{prefix}weight", self.weight, self.binary.weight_quantizer)
+        weight = self.get_parameter("weight")
+        yield BinaryWeight(f"{prefix}weight", weight, self.binary.weight_quantizer)
 
     def make_float(self) -> None:
         """Give the parts back; called once, before the class changes back."""
@@ -67,7 +68,7 @@ class BinaryLinear(BinaryLayer, nn.Linear):
         return self.binary(x, self.weight, self.bias, functional.linear)
 
 
-class _BinaryConv(BinaryLayer):
+class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
     """Padding of a binary input: with an explicit value, because zero would be a third one."""
 
     pad_value: float
