@@ -80,4 +80,4 @@ def bind(
     factor: Tensor | None = None,
 ) -> Tensor:
     """``q`` with the gradient of ``w`` set to g B(w / unit), times ``factor`` if given."""
-    return Bind.apply(w, q, strength, unit, factor, pair)  # type: ignore[no-any-return,no-untyped-call]
+    return Bind.apply(w, q, strength, unit, factor, pair)

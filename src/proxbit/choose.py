@@ -134,7 +134,7 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
     base = next((base for base in type(module).__mro__ if base in swaps), None)
     if base is None:
         return Choice(name, module, why=_no_form(module, weights))
-    if type(module).forward is not base.forward:
+    if getattr(type(module), "forward", None) is not base.forward:
         why = f"{kind} has a forward of its own: pass swaps= with a binary {kind}, or parametrize="
         return Choice(name, module, why=why)
     return Choice(name, module, swap=swaps[base])

@@ -180,7 +180,7 @@ def _named_quantizers(model: nn.Module) -> list[tuple[str, Quantizer]]:
 
 
 def _rates(optimizer: Optimizer) -> dict[int, float]:
-    """The learning rate of every Parameter, now: a scheduler moves it, a load replaces its group."""
+    """The learning rate of every Parameter, now: a scheduler moves it, a load replaces groups."""
     return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
 
 

@@ -31,7 +31,7 @@ def one(w: Tensor, s: Strength = 1.0) -> Tensor:
 
 
 def sign(w: Tensor, s: Strength = 1.0) -> Tensor:
-    """Exactly +1 or -1, with ``sign(0) = sign(-0.0) = +1``: there is no third value.
+    """Exactly +1 or -1; both zeros give +1, so there is no third value.
 
     >>> sign(torch.tensor([-2.0, -0.0, 0.0, 3.0]))
     tensor([-1.,  1.,  1.,  1.])
@@ -97,9 +97,9 @@ def _clamp_to_peak(w: Tensor, s: Strength) -> Tensor:
 
 
 def poly(w: Tensor, s: Strength) -> Tensor:
-    r"""Two parabolas that saturate: :math:`k(\sqrt2 z - z|z|/2)`, :math:`z` = s w clamped to
-    :math:`\pm\sqrt2` and :math:`k = \max(1/s, 1)`.
+    r"""Two parabolas that saturate: :math:`k(\sqrt2 z - z|z|/2)` with :math:`z = s w`.
 
+    z is clamped to :math:`\pm\sqrt2`, and :math:`k = \max(1/s, 1)`.
     Ends at +-k, so it is a sign only from s = 1 on. Lin et al. (R-BNN), 2020.
 
     >>> poly(torch.tensor([-9.0, 0.5, 9.0]), SQRT2)
@@ -115,7 +115,7 @@ def poly_slope(w: Tensor, s: Strength) -> Tensor:
 
 
 def soft_sign(w: Tensor, s: Strength) -> Tensor:
-    r"""The tanh of EDE: :math:`k \tanh(s w)`, :math:`k = \max(1/s, 1)`. Qin et al. (IR-Net), 2020."""
+    r"""The tanh of EDE: :math:`k \tanh(s w)`, :math:`k = \max(1/s, 1)`. Qin et al., 2020."""
     return (w * s).tanh() * _steepening(s)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -115,7 +115,7 @@ Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
 
 @contextmanager
-def _hooked(hooks: dict[nn.Module, Hook]) -> Iterator[None]:
+def _hooked(hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
     handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
     try:
         yield

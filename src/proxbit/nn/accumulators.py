@@ -53,7 +53,7 @@ def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
     >>> cyclic(wrap(torch.tensor([64.0, 100.0, 128.0, 300.0]), 8), 8, 2.0)
     tensor([64., 56.,  0., 44.])
     """
-    return _Cyclic.apply(m, float(2 ** (bits - 1)), float(k))[0]  # type: ignore[no-untyped-call,no-any-return]
+    return _Cyclic.apply(m, float(2 ** (bits - 1)), float(k))[0]
 
 
 class WrapAccumulator(nn.Module):
@@ -93,7 +93,9 @@ class WrapAccumulator(nn.Module):
 
 @contextmanager
 def overflow_penalty(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Collect the overflow of every accumulator during the forwards inside, as a loss term::
+    """Collect the overflow of every accumulator during the forwards inside, as a loss term.
+
+    Use it as::
 
         with pb.overflow_penalty(model) as penalty:
             loss = criterion(model(x), y) + 1e-3 * penalty()

@@ -1,5 +1,7 @@
-"""Binary multi-head attention: PyTorch's module computes with its weights directly, so ours must
-compute for itself, or a binary projection inside it would silently be bypassed.
+"""Binary multi-head attention.
+
+PyTorch's module computes with its weights directly, so a binary projection inside it would silently
+be bypassed: ours computes for itself.
 """
 
 from __future__ import annotations
