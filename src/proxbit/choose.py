@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -121,9 +121,10 @@ def _ancestry(name: str) -> list[str]:
 def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choice | None:
     """A choice for a module that owns weights itself; None for one that owns none."""
     kind = type(module).__name__
-    weights = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() >= 2}
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters(False)):
+    lazy = nn.parameter.UninitializedParameter
+    if any(isinstance(p, lazy) for p in module.parameters(recurse=False)):
         return Choice(name, module, why=f"{kind} is not initialized yet: run the model once first")
+    weights = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() >= 2}
     if not weights:
         return None
     problem = _unfit(weights.values())
@@ -131,13 +132,13 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
         return Choice(name, module, why=problem)
     if direct:
         return Choice(name, module, parametrize=tuple(weights))
-    base = next((base for base in type(module).__mro__ if base in swaps), None)
-    if base is None:
+    bases: list[Any] = [base for base in type(module).__mro__ if base in swaps]
+    if not bases:
         return Choice(name, module, why=_no_form(module, weights))
-    if getattr(type(module), "forward", None) is not base.forward:
+    if type(module).forward is not bases[0].forward:
         why = f"{kind} has a forward of its own: pass swaps= with a binary {kind}, or parametrize="
         return Choice(name, module, why=why)
-    return Choice(name, module, swap=swaps[base])
+    return Choice(name, module, swap=swaps[bases[0]])
 
 
 def _unfit(weights: Iterable[nn.Parameter]) -> str:
