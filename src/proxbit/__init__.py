@@ -1,6 +1,6 @@
 """proxbit: one-bit neural networks by forward and backward proximal quantizers (ProxConnect++).
 
->>> import proxbit as pb
+>>> import torch, proxbit as pb
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 >>> report = pb.binarize(model, "bnn++", task="BW")
 >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

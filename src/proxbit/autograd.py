@@ -67,7 +67,9 @@ def quantize(w: Tensor, strength: Strength, pair: Pair) -> Tensor:
     """
     if not w.is_floating_point():
         raise TypeError(f"cannot quantize a {w.dtype} tensor: latent weights are floating point")
-    strength = torch.as_tensor(strength, dtype=torch.float32, device=w.device)
+    # Two 0-d tensors promote each other; a strength must never widen the weight.
+    dtype = torch.float32 if w.dim() else w.dtype
+    strength = torch.as_tensor(strength, device=w.device).to(dtype)
     return bind(w, pair.forward(w.detach(), strength), strength, pair)
 
 

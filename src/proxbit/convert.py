@@ -13,7 +13,7 @@ from proxbit.methods import Method, Rule, find_method
 from proxbit.nn import TASKS, BinaryWeight, Form, Quantizer, Task
 from proxbit.pairs import Pair
 from proxbit.relu import NeverNegative, never_negative
-from proxbit.report import LayerLine, Report, packed_bytes
+from proxbit.report import LayerLine, Report, alike, packed_bytes
 from proxbit.scales import Scale, Unit
 from proxbit.schedules import Schedule
 from proxbit.text import unknown
@@ -214,7 +214,7 @@ def _replace_relus(
     for source in sources:
         _replace_everywhere(model, source, relu())  # type: ignore[misc]
     if sources:
-        notes.append(f"replaced by {relu().__class__.__name__}: {', '.join(sources)}")  # type: ignore[misc]
+        notes.append(f"replaced by {relu().__class__.__name__}: {', '.join(alike(sources))}")  # type: ignore[misc]
     return notes
 
 

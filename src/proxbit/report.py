@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,11 +81,20 @@ def _grouped(lines: tuple[LayerLine, ...]) -> dict[tuple[str, str, str], tuple[i
     """Lines that differ only by the numbers in their names, counted and summed."""
     groups: dict[tuple[str, str, str], tuple[int, int]] = {}
     for line in lines:
-        name = re.sub(r"(?<![^.])\d+(?=\.)", "*", line.name) or "(the model)"
+        name = alike([line.name])[0] or "(the model)"
         state = ("binary" if line.binary else "float") + (f": {line.why}" if line.why else "")
         count, weights = groups.get((name, line.kind, state), (0, 0))
         groups[name, line.kind, state] = (count + 1, weights + line.weights)
     return groups
+
+
+def alike(names: Iterable[str]) -> list[str]:
+    """Names that differ only by an index inside them, once each with a star.
+
+    >>> alike(["layer1.0.relu", "layer1.1.relu", "stem"])
+    ['layer1.*.relu', 'stem']
+    """
+    return list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?=\.)", "*", name) for name in names))
 
 
 def packed_bytes(weights: int, scales: int) -> int:

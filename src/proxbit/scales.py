@@ -52,9 +52,7 @@ class Scale:
 
     def mean_size(self, w: Tensor) -> Tensor:
         """mean|w| over a layer or over each output channel, kept broadcastable."""
-        dims = self.dims(w)
-        total = torch.linalg.vector_norm(w, 1, dims, keepdim=True)
-        return total * (total.numel() / max(w.numel(), 1))
+        return w.abs().mean(self.dims(w), keepdim=True)
 
     def dims(self, w: Tensor) -> tuple[int, ...]:
         """The dimensions that share one scale."""

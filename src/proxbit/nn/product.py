@@ -52,8 +52,9 @@ class Form:
 class BinaryProduct(nn.Module):
     """y = scale * c(F(w) . F(x)) + bias, for one weight that the layer around it owns.
 
-    In BW the scale rides on the weight, which costs nothing. Otherwise the sum of +-1 products is
-    kept apart from the scale: it is an exact integer, and an accumulator may wrap it.
+    Where only the value counts, the scale rides on the weight and costs nothing: in BW, and while
+    BWA trains. In evaluation of BWA, and in BWAA, the sum of +-1 products is kept apart from the
+    scale: it is an exact integer, as a packed network will have it, and a register may wrap it.
     """
 
     def __init__(self, form: Form, weight: Tensor, channels: int, trailing: int) -> None:
@@ -72,11 +73,12 @@ class BinaryProduct(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, op: Operation) -> Tensor:
         """Quantize, multiply by ``op(x, w, b)``, accumulate, scale, add the bias."""
-        if self.plain:
-            return op(x, self.weight_quantizer(weight), bias)
+        wraps = isinstance(self.accumulator, WrapAccumulator)
+        if self.plain or (self.training and not wraps):
+            return op(self.input_quantizer(x), self.weight_quantizer(weight), bias)
         signs, scale = self.weight_quantizer.split(weight)
         inputs = self.input_quantizer(x)
-        if isinstance(self.accumulator, WrapAccumulator):
+        if wraps:
             sums = self.accumulator(_exact(inputs, signs, op)).to(inputs.dtype)
         else:
             sums = op(inputs, signs, None)
