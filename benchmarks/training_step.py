@@ -10,6 +10,7 @@ binary weights.
     python benchmarks/training_step.py --model all --markdown docs/performance.md
 """
 
+import argparse
 import gc
 import importlib.util
 import json
@@ -21,16 +22,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from torch import Tensor, nn
@@ -41,9 +41,9 @@ from torch.profiler import ProfilerActivity, profile
 import proxbit as pb
 from proxbit.compat import allow_torchvision
 from proxbit.models import resnet20
+from proxbit.nn import TASKS, Task
 
 ROOT = Path(__file__).resolve().parents[1]
-TASKS = ("BW", "BWA", "BWAA")
 BEGIN, END = "<!-- training-step:begin -->", "<!-- training-step:end -->"
 PACKAGES = ("proxbit", "torch", "timm", "torchao", "brevitas")
 WARM_UP = 2
@@ -59,7 +59,7 @@ class Learner:
     optimizer: Optimizer
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        functional.cross_entropy(self.model(images), labels).backward()  # type: ignore[no-untyped-call]
+        functional.cross_entropy(self.model(images), labels).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -138,10 +138,9 @@ def as_float(model: nn.Module) -> Learner:
     return Learner(model, Adam(model.parameters(), lr=LEARNING_RATE))
 
 
-def ours(model: nn.Module, method: str, task: str) -> Learner:
+def ours(model: nn.Module, method: str, task: Task) -> Learner:
     kinds = {name: type(layer) for name, layer in inner_layers(model).items()}
-    relu = {} if task == "BW" else {"relu": nn.Hardtanh}
-    pb.binarize(model, method, task=task, **relu)
+    pb.binarize(model, method, task, relu=None if task == "BW" else nn.Hardtanh)
     missed = [name for name, kind in kinds.items() if type(model.get_submodule(name)) is kind]
     assert not missed, f"the peers binarize {missed} and {method} does not"
     learner = as_float(model)
@@ -155,12 +154,13 @@ def parq(model: nn.Module) -> Learner:
     A period of 1 renews the scale at each step as ours does, and is the faster choice here: other
     steps look each weight up with ``bucketize``.
     """
-    from torchao.prototype.parq import LSBQuantizer, ProxHardQuant, QuantOptimizer
+    from torchao.prototype.parq import LSBQuantizer, ProxHardQuant, QuantOptimizer  # type: ignore[import-untyped]
 
     binary = [layer.weight for layer in inner_layers(model).values()]
     taken = {id(weight) for weight in binary}
     rest = [weight for weight in model.parameters() if id(weight) not in taken]
-    adam = Adam([{"params": rest}, {"params": binary, "quant_bits": 1}], lr=LEARNING_RATE)
+    groups: list[dict[str, Any]] = [{"params": rest}, {"params": binary, "quant_bits": 1}]
+    adam = Adam(groups, lr=LEARNING_RATE)
     parts = (adam, LSBQuantizer(), ProxHardQuant())
     return Learner(model, QuantOptimizer(*parts, quant_period=1, quant_per_channel=True))
 
@@ -173,8 +173,8 @@ def brevitas(model: nn.Module) -> Learner:
 
 
 def brevitas_twin(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    from brevitas.nn import QuantConv2d, QuantLinear
-    from brevitas.quant import SignedBinaryWeightPerTensorConst as Binary
+    from brevitas.nn import QuantConv2d, QuantLinear  # type: ignore[import-untyped]
+    from brevitas.quant import SignedBinaryWeightPerTensorConst as Binary  # type: ignore[import-untyped]
 
     options: dict[str, Any] = {"bias": layer.bias is not None, "weight_quant": Binary}
     twin: nn.Module
@@ -399,44 +399,55 @@ def write_markdown(path: Path, rows: Sequence[Row], about: dict[str, str | int])
 # --- command --------------------------------------------------------------------------------
 
 
-def chosen(names: str, known: Sequence[str]) -> list[str]:
-    """The comma-separated ``names``, or all the known ones."""
-    if names == "all":
-        return list(known)
-    unknown = sorted(set(names.split(",")) - set(known))
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)} not in {', '.join(known)} or all")
-    return names.split(",")
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add(
+        "--model",
+        default=list(SETTINGS),
+        type=one_of(SETTINGS),
+        help=f"{', '.join(SETTINGS)} or all",
+    )
+    add("--methods", default="bc,pc,bnn++", type=one_of(pb.METHODS), help="comma-separated, or all")
+    add("--rounds", default=15, type=int, help="timed steps of each contender")
+    add("--batch", type=int, help="instead of each model's own")
+    add("--threads", type=int, help="of torch, instead of its own choice")
+    add("--seed", default=0, type=int)
+    add("--json", type=Path, help="write the rows here")
+    add("--markdown", type=Path, help="put the tables between this page's markers")
+    return parser.parse_args()
 
 
-def main(
-    model: Annotated[str, typer.Option(help="resnet20, deit_tiny or all")] = "all",
-    methods: Annotated[str, typer.Option(help="comma-separated, or all")] = "bc,pc,bnn++",
-    rounds: Annotated[int, typer.Option(min=1, help="timed steps of each contender")] = 15,
-    batch: Annotated[int | None, typer.Option(help="instead of each model's own")] = None,
-    threads: Annotated[int, typer.Option(help="of torch; 0 leaves its choice")] = 0,
-    seed: int = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the rows here")] = None,
-    markdown_file: Annotated[
-        Path | None, typer.Option("--markdown", help="put the table between this page's markers")
-    ] = None,
-) -> None:
-    """Time one training step of float, proxbit, torchao's PARQ and brevitas."""
-    console = Console()
-    if threads:
-        torch.set_num_threads(threads)
-    field = contenders(chosen(methods, tuple(pb.METHODS)), console)
-    names = chosen(model, tuple(SETTINGS))
-    names = [name for name in names if installed(SETTINGS[name].package, console)]
-    rows = [row for name in names for row in measure(name, field, rounds, batch, seed)]
-    about = environment(rounds, seed)
+def one_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """A parser of comma-separated names; "all" stands for every one."""
+
+    def names(text: str) -> list[str]:
+        found = list(known) if text == "all" else text.split(",")
+        if unknown := sorted(set(found) - set(known)):
+            message = f"{', '.join(unknown)}: choose from {', '.join(known)} or all"
+            raise argparse.ArgumentTypeError(message)
+        return found
+
+    return names
+
+
+def main() -> None:
+    args, console = options(), Console()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    field = contenders(args.methods, console)
+    names = [name for name in args.model if installed(SETTINGS[name].package, console)]
+    rows = [
+        row for name in names for row in measure(name, field, args.rounds, args.batch, args.seed)
+    ]
+    about = environment(args.rounds, args.seed)
     console.print(Markdown(tables(rows)))
-    if json_file:
+    if args.json:
         result = {"environment": about, "rows": [asdict(row) for row in rows]}
-        json_file.write_text(json.dumps(result, indent=1))
-    if markdown_file:
-        write_markdown(markdown_file, rows, about)
+        args.json.write_text(json.dumps(result, indent=1))
+    if args.markdown:
+        write_markdown(args.markdown, rows, about)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

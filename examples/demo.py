@@ -31,7 +31,7 @@ BATCH = 128
 METHODS = ("BC", "BNN+", "BNN++")
 FROZEN = 0.15  # the last part of the steps keeps the signs and settles everything else
 COLUMNS = (
-    "float\nnet", "soft", "hard\nat once", "hard\nat the end", "bytes\nfloat", "bytes\npacked",
+    "float\n(start)", "soft", "hard\nat once", "hard\nat the end", "bytes\nfloat", "bytes\npacked",
     "seconds",
 )  # fmt: skip
 
@@ -101,7 +101,7 @@ def train(model: nn.Module, rate: LRScheduler, data: Batches, bar: Iterator[int]
     model.train()
     for _, (x, y) in zip(bar, data, strict=False):
         rate.optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(x), y).backward()
         rate.optimizer.step()
         rate.step()
 
@@ -143,9 +143,11 @@ def fine_tune(float_model: nn.Module, method: str, bench: Bench) -> Result:
 
 def show(results: list[Result], float_accuracy: float, plan: Plan) -> Table:
     """One line per method."""
+    n, share = plan.test_images, float_accuracy / 100
+    noise = 100 * math.sqrt(share * (1 - share) / n)
     table = Table(
         title="ResNet-8 on Fashion-MNIST, one bit per weight",
-        caption=f"Accuracy in % of {plan.test_images:,} test images, one run, seed {SEED}; after "
+        caption=f"Accuracy in % of {n:,} test images (±{noise:.1f}), one run, seed {SEED}; after "
         "hardening, the signs stay and the rest trains on.",
     )
     table.add_column("method")

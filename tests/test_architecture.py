@@ -33,7 +33,9 @@ def imported(path: Path, known: set[str]) -> set[str]:
             found |= inside or {module}
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-            found |= {name.removeprefix("proxbit.") for name in names if name.startswith("proxbit.")}
+            found |= {
+                name.removeprefix("proxbit.") for name in names if name.startswith("proxbit.")
+            }
     return found
 
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from proxbit.nn import (
     BinaryConv1d,
@@ -121,10 +121,9 @@ def _ancestry(name: str) -> list[str]:
 def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choice | None:
     """A choice for a module that owns weights itself; None for one that owns none."""
     kind = type(module).__name__
-    lazy = nn.parameter.UninitializedParameter
-    if any(isinstance(p, lazy) for p in module.parameters(recurse=False)):
+    if any(is_lazy(p) for p in module.parameters(recurse=False)):
         return Choice(name, module, why=f"{kind} is not initialized yet: run the model once first")
-    weights = {n: p for n, p in module.named_parameters(recurse=False) if p.dim() >= 2}
+    weights = own_weights(module)
     if not weights:
         return None
     problem = _unfit(weights.values())
@@ -135,10 +134,23 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
     bases: list[Any] = [base for base in type(module).__mro__ if base in swaps]
     if not bases:
         return Choice(name, module, why=_no_form(module, weights))
+    if "weight" not in weights and not isinstance(module, nn.MultiheadAttention):
+        return Choice(name, module, why=f"its weight is computed from {', '.join(weights)}")
     if type(module).forward is not bases[0].forward:
         why = f"{kind} has a forward of its own: pass swaps= with a binary {kind}, or parametrize="
         return Choice(name, module, why=why)
     return Choice(name, module, swap=swaps[bases[0]])
+
+
+def own_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that a module itself owns: Parameters of two dimensions and more."""
+    own = module.named_parameters(recurse=False)
+    return {name: p for name, p in own if not is_lazy(p) and p.dim() >= 2}
+
+
+def is_lazy(t: Tensor) -> bool:
+    """Whether a lazy module has not made its tensor yet."""
+    return isinstance(t, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer)
 
 
 def _unfit(weights: Iterable[nn.Parameter]) -> str:

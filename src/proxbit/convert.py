@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from proxbit import advice, parametrized
-from proxbit.choose import SWAPS, Choice, Selector, Swaps, check_finite, choose
+from proxbit.choose import (
+    SWAPS,
+    Choice,
+    Selector,
+    Swaps,
+    check_finite,
+    choose,
+    is_lazy,
+    own_weights,
+)
 from proxbit.methods import Method, Rule, find_method
 from proxbit.nn import TASKS, BinaryWeight, Form, Quantizer, Task
 from proxbit.pairs import Pair
@@ -72,6 +81,8 @@ def binarize(
     chosen = find_method(method, settings, schedule=schedule, rule=rule, scale=scale, unit=unit)
     if task not in TASKS:
         raise ValueError(unknown("task", task, TASKS))
+    if relu is not None and (isinstance(relu, nn.Module) or not callable(relu)):
+        raise TypeError(f"relu= makes modules, such as the class nn.Hardtanh; it is {relu!r}")
     form = Form(chosen, task if chosen.binary else "BW", bits, k, pad_value)
     form.accumulator()  # checks bits and k before anything changes
     if pad_value not in (-1, 0, 1):
@@ -95,12 +106,13 @@ def restore(model: nn.Module) -> nn.Module:
     if not binary_weights(model):
         raise ValueError("this model is not binarized: there is nothing to restore")
     for weight in binary_weights(model):
-        if weight.quantizer.hard:
+        if weight.quantizer.thaw:
             weight.parameter.requires_grad_(True)
     for module in list(model.modules()):
         _make_float(module)
-        parametrized.undo(module)
         for name, value in module.__dict__.pop("_proxbit_undo", {}).items():
+            if not isinstance(value, nn.Module):
+                delattr(module, name)  # a function cannot stand where a module is registered
             setattr(module, name, value)
     return model
 
@@ -167,13 +179,19 @@ def _only_by_default(choices: list[Choice]) -> bool:
 
 
 def _make_binary(choice: Choice, form: Form) -> None:
-    if choice.swap is None:
-        parametrized.apply(choice.module, choice.parametrize, form)
-        return
     module: Any = choice.module
-    module.float_class = type(module)
-    module.__class__ = choice.swap
-    module.make_binary(form)
+    if choice.swap is None:
+        parametrized.apply(module, choice.parametrize, form)
+    else:
+        module.float_class = type(module)
+        module.__class__ = choice.swap
+        module.make_binary(form)
+    module._proxbit_after_load = module.register_load_state_dict_post_hook(_settle)
+
+
+def _settle(module: nn.Module, _: object) -> None:
+    for weight in _own("", module):
+        weight.settle()
 
 
 def _make_float(module: Any) -> None:
@@ -181,6 +199,10 @@ def _make_float(module: Any) -> None:
         module.make_float()
         module.__class__ = module.float_class
         del module.float_class
+    parametrized.undo(module)
+    if hasattr(module, "_proxbit_after_load"):
+        module._proxbit_after_load.remove()
+        del module._proxbit_after_load
 
 
 def _switch_off_fused_paths(model: nn.Module) -> None:
@@ -226,15 +248,14 @@ def _replace_everywhere(model: nn.Module, source: str, new: nn.Module) -> None:
         _set(model.get_submodule(owner), attribute, new)
         return
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
+        for name, child in list(module._modules.items()):  # named_children skips repeats
             if child is old:
                 _set(module, name, new)
 
 
 def _lines(choices: list[Choice], form: Form) -> tuple[LayerLine, ...]:
     def line(choice: Choice) -> LayerLine:
-        own = choice.module.parameters(recurse=False)
-        count = sum(p.numel() for p in own if p.dim() >= 2)
+        count = sum(p.numel() for p in own_weights(choice.module).values())
         why = choice.why
         if choice.binary and choice.parametrize:
             why = "parametrized" + ("" if form.task == "BW" else "; its input stays float")
@@ -247,7 +268,7 @@ def _lines(choices: list[Choice], form: Form) -> tuple[LayerLine, ...]:
 
 
 def _bytes(model: nn.Module) -> int:
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if not is_lazy(t)]
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
 
 

@@ -97,8 +97,7 @@ def _harden_weights(weights: list[BinaryWeight]) -> dict[str, float]:
     for weight, hard in zip(weights, values, strict=True):
         weight.latent.copy_(hard)
         weight.quantizer.hard = True
-        weight.parameter.requires_grad_(False)
-        weight.parameter.grad = None  # a left-over gradient would let an optimizer move it
+        weight.settle()
     return gaps
 
 

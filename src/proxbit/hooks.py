@@ -103,6 +103,8 @@ class Attachment:
             raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
         for name, quantizer in self.quantizers.items():
             quantizer.restored(state[name])
+        for weight in self.weights:
+            weight.settle()
 
 
 def attach(

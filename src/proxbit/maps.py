@@ -61,8 +61,9 @@ def sign_swish(w: Tensor, s: Strength) -> Tensor:
     >>> sign_swish(torch.tensor([-1.0, 0.0, 1.0]), 30.0)
     tensor([-1.,  0.,  1.])
     """
-    z, p, q = _logistic(w, s)
-    return (torch.addcmul(p, z, q) * 2 - 1).to(w.dtype)
+    z = _wide(w) * (s * 0.5)
+    t = z.tanh()
+    return torch.addcmul(t, z, 1 - t * t).to(w.dtype)
 
 
 def sign_swish_slope(w: Tensor, s: Strength) -> Tensor:
@@ -70,19 +71,23 @@ def sign_swish_slope(w: Tensor, s: Strength) -> Tensor:
 
     Negative beyond the peak, \|w\| > 2.3994 / s, down to -0.0738 s.
     """
-    z, p, q = _logistic(w, s)
+    z = _wide(w) * s
+    p, q = _logistic(z)
     return (torch.addcmul(q, z * (p - 0.5), q, value=-1) * (4 * s)).to(w.dtype)
 
 
-def _logistic(w: Tensor, s: Strength) -> tuple[Tensor, Tensor, Tensor]:
-    """The z = s w, p = sigmoid(z) and p (1 - p): tanh(z / 2) is 2 p - 1 and its slope 2 p (1 - p).
+def _wide(w: Tensor) -> Tensor:
+    """At least single precision: in half, s w may overflow, and then inf * 0 is nan."""
+    return w.float() if w.dtype in (torch.float16, torch.bfloat16) else w
 
-    On a CPU a sigmoid costs a third of a tanh. Half precision is computed in single, where s w does
-    not overflow and 2 p - 1 does not cancel.
+
+def _logistic(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The sigmoid p of z, and p (1 - p): tanh(z / 2) is 2 p - 1, with slope 2 p (1 - p).
+
+    On a CPU a sigmoid costs a third of a tanh; only near 0 is 2 p - 1 less precise.
     """
-    z = (w.float() if w.dtype in (torch.float16, torch.bfloat16) else w) * s
     p = z.sigmoid()
-    return z, p, torch.addcmul(p, p, p, value=-1)
+    return p, torch.addcmul(p, p, p, value=-1)
 
 
 def peaked_swish(w: Tensor, s: Strength) -> Tensor:
@@ -109,26 +114,37 @@ def poly(w: Tensor, s: Strength) -> Tensor:
     >>> poly(torch.tensor([-9.0, 0.5, 9.0]), SQRT2)
     tensor([-1.0000,  0.7500,  1.0000])
     """
-    z = (w * s).clamp(-SQRT2, SQRT2)
-    return z * (SQRT2 - z.abs() / 2) * _steepening(s)
+    k, s = _steepening(s)
+    z = (_wide(w) * s).clamp(-SQRT2, SQRT2)
+    return (z * (SQRT2 - z.abs() / 2) * k).to(w.dtype)
 
 
 def poly_slope(w: Tensor, s: Strength) -> Tensor:
     r"""Derivative of :func:`poly`: :math:`\max(k(\sqrt2 s - s^2 |w|), 0)`."""
-    return (SQRT2 - (w * s).abs()).clamp_min(0) * (_steepening(s) * s)
+    k, s = _steepening(s)
+    return ((SQRT2 - (_wide(w) * s).abs()).clamp_min(0) * (k * s)).to(w.dtype)
 
 
 def soft_sign(w: Tensor, s: Strength) -> Tensor:
     r"""The tanh of EDE: :math:`k \tanh(s w)`, :math:`k = \max(1/s, 1)`. Qin et al., 2020."""
-    return (w * s).tanh() * _steepening(s)
+    k, s = _steepening(s)
+    return ((_wide(w) * s).tanh() * k).to(w.dtype)
 
 
 def soft_sign_slope(w: Tensor, s: Strength) -> Tensor:
     r"""Derivative of :func:`soft_sign`: :math:`k s (1 - \tanh^2(s w))`."""
-    _, _, q = _logistic(w, 2 * s)
-    return (q * (4 * _steepening(s) * s)).to(w.dtype)
+    k, s = _steepening(s)
+    _, q = _logistic(_wide(w) * (2 * s))
+    return (q * (4 * k * s)).to(w.dtype)
 
 
-def _steepening(s: Strength) -> Strength:
-    """K = max(1/s, 1), which keeps the slope at 0 of order one while s is small."""
-    return (1 / s).clamp_min(1) if isinstance(s, Tensor) else max(1 / s, 1.0)
+def _steepening(s: Strength) -> tuple[Strength, Strength]:
+    """The k = max(1/s, 1), which keeps the slope at 0 of order one for small s, and s itself.
+
+    Below 1e-4 the maps are linear on all weights that occur: s stops there, so that 0 is allowed.
+    """
+    if isinstance(s, Tensor):
+        s = s.clamp_min(1e-4)
+        return (1 / s).clamp_min(1), s
+    s = max(s, 1e-4)
+    return max(1 / s, 1.0), s

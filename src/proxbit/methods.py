@@ -13,7 +13,7 @@ from typing import Literal
 from proxbit import pairs
 from proxbit.pairs import Pair
 from proxbit.scales import SCALES, UNITS, Scale, Unit, find_scale
-from proxbit.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule
+from proxbit.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule, check_schedule
 from proxbit.text import unknown
 
 Point = Literal["latent", "quantized"]
@@ -170,8 +170,13 @@ def find_method(
         found = replace(found, scale=find_scale(scale))
     if unit is not None and unit not in UNITS:
         raise ValueError(unknown("unit", unit, UNITS))
+    if rule is not None and not isinstance(rule, Rule):
+        raise TypeError(f"rule= is a Rule, such as proxbit.methods.PQ; it is {rule!r}")
     given = {key: value for key, value in changes.items() if value is not None}
-    return _consistent(replace(found, **given))  # type: ignore[arg-type]
+    changed = _consistent(replace(found, **given))  # type: ignore[arg-type]
+    for used in (changed.schedule, changed.input_schedule or changed.schedule):
+        check_schedule(used)
+    return changed
 
 
 def _resolve(method: str | Method | Pair, settings: str) -> Method:

@@ -18,6 +18,7 @@ from proxbit.nn import BinaryWeight, Form, WeightQuantizer
 
 def apply(module: nn.Module, names: tuple[str, ...], form: Form) -> None:
     """Put a weight quantizer on each of the named weights."""
+    module._proxbit_order = list(module._parameters)  # type: ignore[assignment]
     for name in names:
         quantizer = WeightQuantizer(form.method, getattr(module, name))
         quantizer.train(module.training)
@@ -30,6 +31,8 @@ def undo(module: nn.Module) -> None:
     """Take our parametrizations off; the Parameter keeps its identity and latent values."""
     for name in _names(module):
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+    for name in module.__dict__.pop("_proxbit_order", []):  # an optimizer's state goes by order
+        module._parameters[name] = module._parameters.pop(name)
 
 
 def binary_weights(module: nn.Module, prefix: str) -> Iterator[BinaryWeight]:
@@ -52,7 +55,9 @@ def _names(module: nn.Module) -> list[str]:
 def _hide_original(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """In the state_dict a parametrized weight has the name it had as float."""
     for name in _names(module):
-        state[prefix + name] = state.pop(f"{prefix}parametrizations.{name}.original")
+        inner = f"{prefix}parametrizations.{name}.original"
+        if inner in state:
+            state[prefix + name] = state.pop(inner)
 
 
 def _find_original(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -46,9 +46,8 @@ class Scale:
         if self.kind == "mean":
             return self.mean_size(w)
         dims = self.dims(w)
-        return (w * f).sum(dims, keepdim=True) / (f * f).sum(dims, keepdim=True).clamp_min(
-            torch.finfo(f.dtype).tiny
-        )
+        power = (f * f).mean(dims, keepdim=True)  # means, not sums: those overflow in half
+        return (w * f).mean(dims, keepdim=True) / power.clamp_min(torch.finfo(f.dtype).tiny)
 
     def mean_size(self, w: Tensor) -> Tensor:
         """mean|w| over a layer or over each output channel, kept broadcastable."""

@@ -10,6 +10,22 @@ from typing import TypeAlias
 Schedule: TypeAlias = Callable[[float], float]
 
 
+def check_schedule(schedule: Schedule) -> None:
+    """Refuse a schedule whose ends are not strengths: finite numbers >= 0."""
+    if not callable(schedule):
+        raise TypeError(
+            f"a schedule maps progress in [0, 1] to a strength, such as pb.Linear(1, 20); "
+            f"it is {schedule!r}"
+        )
+    for progress in (0.0, 1.0):
+        strength = schedule(progress)
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ValueError(
+                f"schedule {schedule} gives {strength} at progress {progress:g}: "
+                f"a strength is a finite number >= 0"
+            )
+
+
 @dataclass(frozen=True)
 class Constant:
     """The same strength throughout."""
@@ -58,6 +74,8 @@ class Logarithmic:
 
     def __call__(self, progress: float) -> float:
         """The strength at a progress in [0, 1]."""
+        if not (self.start > 0 and self.end > 0):
+            raise ValueError(f"a logarithmic schedule needs positive ends, not {self}")
         low, high = math.log(self.start), math.log(self.end)
         return math.exp(low + (high - low) * progress)
 

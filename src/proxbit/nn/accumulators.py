@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,7 @@ class _Cyclic(torch.autograd.Function):
     @staticmethod
     def forward(m: Tensor, half: float, k: float) -> tuple[Tensor, Tensor]:
         inner = m.abs() <= k / (k + 1) * half
-        returning = torch.where(m < 0, -k * half, k * half).to(m.dtype) - k * m
+        returning = m.sign() * (k * half) - k * m
         return torch.where(inner, m, returning), inner
 
     @staticmethod
@@ -70,7 +71,7 @@ class WrapAccumulator(nn.Module):
         super().__init__()
         if bits < 2 or bits > 24 or bits != int(bits):
             raise ValueError(f"an accumulator has 2 to 24 bits, not {bits}")
-        if not k > 0:
+        if not 0 < k < math.inf:
             raise ValueError(f"the slope k of the cyclic function is positive, not {k}")
         self.bits, self.k = int(bits), float(k)
         self.register_buffer("overflow", torch.zeros(()), persistent=False)

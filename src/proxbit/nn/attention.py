@@ -75,8 +75,8 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
         mask = self._mask(attn_mask, key_padding_mask, q, k, batched)
         dropout = self.dropout if self.training else 0.0
         if need_weights:
-            weights = self._weights(q, k, mask)
-            out = functional.dropout(weights, dropout) @ v
+            weights = functional.dropout(self._weights(q, k, mask), dropout)
+            out = weights @ v
             shown = weights.mean(1) if average_attn_weights else weights
         else:
             shown = None

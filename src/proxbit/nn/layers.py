@@ -38,6 +38,24 @@ class BinaryWeight:
         w = self.parameter.detach()
         return w if self.rows is None else w[self.rows]
 
+    def settle(self) -> None:
+        """Bring Parameter and quantizer together after either was loaded.
+
+        A hard weight is frozen, a soft one thawed if ``harden`` had frozen it, and weights from a
+        float checkpoint are measured anew as long as no step was taken.
+        """
+        quantizer, parameter = self.quantizer, self.parameter
+        if quantizer.stale and quantizer.step == 0:
+            quantizer.measure(self.latent)
+        quantizer.stale = False
+        if quantizer.hard and parameter.requires_grad:
+            quantizer.thaw = True
+            parameter.requires_grad_(False)
+            parameter.grad = None  # a left-over gradient would let an optimizer move it
+        elif quantizer.thaw and not quantizer.hard:
+            quantizer.thaw = False
+            parameter.requires_grad_(True)
+
 
 class BinaryLayer(nn.Module):
     """What a binary layer adds to the float layer that it subclasses."""

@@ -35,6 +35,9 @@ class Quantizer(nn.Module):
         super().__init__()
         self.pair, self.schedule, self.rule = pair, schedule, rule
         self.step, self.hard = 0, False
+        self.stale = (
+            False  # whether weights were loaded without this state: from a float checkpoint
+        )
         start = torch.tensor(float(schedule(0.0)), device=like.device)
         self.register_buffer("strength", start, persistent=False)
 
@@ -76,6 +79,8 @@ class Quantizer(nn.Module):
         )
         if "proxbit" in local_metadata:
             self.restored(local_metadata["proxbit"])
+        else:
+            self.stale = True
 
 
 class WeightQuantizer(Quantizer):
@@ -92,11 +97,18 @@ class WeightQuantizer(Quantizer):
         """Measure the initial weight where the method needs it."""
         super().__init__(method.pair, method.schedule, method.rule, weight)
         self.method = method
-        size = weight.detach().abs().mean().float()
-        unit = torch.where(size > 0, size, torch.ones_like(size))
-        self.register_buffer("unit", unit if method.unit == "initial" else None, persistent=False)
+        initial = torch.ones((), device=weight.device) if method.unit == "initial" else None
+        self.register_buffer("unit", initial, persistent=False)
+        self.measure(weight)
         shape = (weight.shape[0], *(1 for _ in weight.shape[1:]))
         self.shift = nn.Parameter(weight.new_zeros(shape)) if method.learn_shift else None
+        self.thaw = False  # whether ``harden`` froze the Parameter, so that ``restore`` thaws it
+
+    def measure(self, w: Tensor) -> None:
+        """Take mean|w| of these weights for the unit, where the method measures in it."""
+        if self.unit is not None:
+            size = w.detach().float().abs().mean()
+            self.unit.copy_(torch.where(size > 0, size, torch.ones_like(size)))
 
     def forward(self, w: Tensor) -> Tensor:
         """The quantized weight, scale included: what the layer multiplies with."""
@@ -104,11 +116,12 @@ class WeightQuantizer(Quantizer):
             return w.detach()
         if self.looks_through():
             return w
+        if self.method.scale.gradient == "full":
+            f, scale = self.split(w)
+            return f if scale is None else f * scale
         v, f, unit, scale = self._evaluate(w)
-        if self.method.scale.gradient == "full" and scale is not None:
-            return self._bind(v, f, unit, self._factor(unit, scale, split=True)) * scale
         q = f if scale is None else f * scale
-        return self._bind(v, q, unit, self._factor(unit, scale, split=False))
+        return bind(v, q, self.strength, self.pair, unit, self._factor(unit, scale))
 
     def split(self, w: Tensor) -> tuple[Tensor, Tensor | None]:
         """The same in two parts, F(w / unit) and the scale, for exact sums of +-1 products."""
@@ -118,7 +131,17 @@ class WeightQuantizer(Quantizer):
         if self.looks_through():
             return w, None
         v, f, unit, scale = self._evaluate(w)
-        return self._bind(v, f, unit, self._factor(unit, scale, split=True)), scale
+        if self.method.scale.gradient == "full":
+            f = bind(v, f, self.strength, self.pair, unit, None if unit is None else 1 / unit)
+            return f, self.method.scale(w, f, unit)
+        if scale is not None:
+            # A scale of 0 would stop every gradient behind it; this one is as good as 0.
+            scale = torch.where(scale == 0, torch.finfo(scale.dtype).tiny ** 0.5, scale)
+        # The scale reaches the gradient by itself here, so it is taken out of the factor.
+        factor = self._factor(unit, scale)
+        if scale is not None:
+            factor = 1 / scale if factor is None else factor / scale
+        return bind(v, f, self.strength, self.pair, unit, factor), scale
 
     def proximal(self, w: Tensor) -> Tensor:
         """The quantized weight whatever the mode, without a gradient."""
@@ -148,29 +171,22 @@ class WeightQuantizer(Quantizer):
         v = w if self.shift is None else w - self.shift
         unit = self._unit(w.detach())
         f = self.pair.forward(measure(v.detach(), unit), self.strength)
-        spec = self.method.scale
-        if spec.kind == "mean" and self.method.unit == "current" and spec.gradient != "full":
+        if self.method.scale.kind == "mean" and self.method.unit == "current":
             return v, f, unit, unit  # the same mean|w|: measured once
-        return v, f, unit, spec(w if spec.gradient == "full" else w.detach(), f, unit)
+        return v, f, unit, self.method.scale(w.detach(), f, unit)
 
     def _unit(self, w: Tensor) -> Tensor | None:
         if self.method.unit == "current":
             return self.method.scale.mean_size(w).clamp_min(torch.finfo(w.dtype).tiny)
         return self.unit
 
-    def _factor(self, unit: Tensor | None, scale: Tensor | None, split: bool) -> Tensor | None:
-        """What B is multiplied by, given that a split scale reaches the gradient by itself."""
+    def _factor(self, unit: Tensor | None, scale: Tensor | None) -> Tensor | None:
+        """What B is multiplied by on the way back: nothing, or the chain rule's scale / unit."""
         if self.method.scale.gradient == "pass":
-            if not split or scale is None:
-                return None
-            return 1 / torch.where(scale == 0, torch.ones_like(scale), scale)
-        inverse = None if unit is None else 1 / unit
-        if split or scale is None:
-            return inverse
-        return scale if inverse is None else scale * inverse
-
-    def _bind(self, v: Tensor, q: Tensor, unit: Tensor | None, factor: Tensor | None) -> Tensor:
-        return bind(v, q, self.strength, self.pair, unit, factor)
+            return None
+        if scale is None or unit is None:
+            return scale if unit is None else 1 / unit
+        return scale / unit
 
     def saved(self) -> dict[str, Any]:
         """The state as plain numbers, with the initial unit."""

@@ -1,0 +1,23 @@
+"""What every test shares: the same random numbers each time, and how Hypothesis searches."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+# The same examples in every run; `pytest --hypothesis-profile explore` looks for new ones.
+settings.register_profile("same", max_examples=12, derandomize=True, database=None, **_COMMON)
+settings.register_profile("explore", max_examples=500, **_COMMON)
+settings.load_profile("same")
+
+torch.set_num_threads(1)  # our tensors are tiny: threads would only wait for each other
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> Iterator[None]:
+    """Each test starts from one seed and leaves the generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

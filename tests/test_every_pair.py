@@ -1,0 +1,351 @@
+"""The contract that every pair keeps: ours, the built ones, and a user's own two functions."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import proxbit as pb
+from proxbit import maps, pairs, prox
+from proxbit.maps import Strength
+from proxbit.pairs import Pair
+
+pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+def squash(w: Tensor, s: Strength) -> Tensor:
+    """A user's own smooth sign."""
+    return s * w / (1 + (s * w).abs())
+
+
+def hard_tanh(w: Tensor, s: Strength) -> Tensor:
+    return w.clamp(-1, 1)
+
+
+def prox_of_bnn(w: Tensor, s: Strength) -> Tensor:
+    return prox.hubara(w, 1 + s)
+
+
+OURS = {value.name: value for value in vars(pairs).values() if isinstance(value, Pair)}
+BUILT = {
+    "PC 0": pb.prox_connect(),
+    "PC 0.3": pb.prox_connect(0.3),
+    "PC 1": pb.prox_connect(1.0),
+    "PC 7": pb.prox_connect(7.0),
+    "PC tied": pb.prox_connect(None),
+    "shifted BNN": pb.shifted(pb.bnn, 0.3),
+    "shifted BNN++": pb.shifted(pb.bnn_plus_plus, -0.5),
+    "shifted PC": pb.shifted(pb.prox_connect(None), 0.25),
+    "scaled BC": pb.scaled(pb.binary_connect, 0.1),
+    "scaled by one": pb.scaled(pb.bnn, 1.0),
+    "scaled Poly+": pb.scaled(pb.poly_plus, 2.0),
+    "scaled PC": pb.scaled(pb.prox_connect(), 0.5),
+    "scaled and shifted EDE": pb.shifted(pb.scaled(pb.ede, 0.5), 0.1),
+    "derivative of squash": pb.from_derivative(squash),
+    "derivative of tanh": pb.from_derivative(maps.soft_sign),
+    "T o P of BNN": pb.from_transform(hard_tanh, maps.inside, prox_of_bnn),
+    "straight through L": pb.straight_through(partial(prox.linear_quantizer, varrho=0.5)),
+    "straight through P of BNN": pb.straight_through(prox_of_bnn),
+}
+USERS = {
+    "two lambdas": Pair(lambda w, s: torch.tanh(s * w), lambda w, s: s / torch.cosh(s * w) ** 2),
+    "two lambdas, hard": Pair(maps.sign, lambda w, s: (-s * w * w).exp(), hard=True),
+}
+EVERY = OURS | BUILT | USERS
+NAMED = OURS | BUILT  # made of functions with names: these can be pickled
+ONE_OF_EACH = [
+    *("PC 0", "PC tied", "shifted BNN", "scaled Poly+", "derivative of squash"),
+    *("T o P of BNN", "straight through L", "two lambdas"),
+]
+KINDS = OURS | {name: EVERY[name] for name in ONE_OF_EACH}
+
+
+def over(table: dict[str, Pair]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("pair", list(table.values()), ids=list(table))
+
+
+strengths = st.floats(0.01, 100)
+sizes = st.one_of(st.floats(-1e4, 1e4), st.floats(-2, 2), st.sampled_from([0.0, -0.0, 1e4, -1e4]))
+values = st.lists(sizes, min_size=1, max_size=12)
+
+
+def test_the_catalogue_has_every_pair_of_the_paper() -> None:
+    names = {"FP", "BC", "BNN", "BNN+", "BNN++", "monotone BNN++", "Bi-Real", "R-BNN", "Poly+",
+             "EDE", "EDE+"}  # fmt: skip
+    assert names == set(OURS)
+
+
+@over(EVERY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_shape_and_dtype_are_kept(pair: Pair, dtype: torch.dtype) -> None:
+    for shape, strength in [
+        ((), 2.0),
+        ((), torch.tensor(2.0)),
+        ((0,), 2.0),
+        ((3, 5), 2.0),
+        ((2, 1, 3, 3), torch.tensor(2.0)),
+    ]:
+        w = torch.randn(shape).to(dtype).requires_grad_()
+        q = pb.quantize(w, strength, pair)
+        assert q.shape == w.shape
+        assert q.dtype == dtype
+        (g,) = torch.autograd.grad(q.sum(), w)
+        assert g.shape == w.shape
+        assert g.dtype == dtype
+
+
+@over(EVERY)
+@given(w=values, s=strengths)
+def test_forward_and_backward_are_finite(pair: Pair, w: list[float], s: float) -> None:
+    for dtype in DTYPES:
+        x, strength = torch.tensor([*w, 0.0, -0.0, 1e4, -1e4], dtype=dtype), torch.tensor(s)
+        assert pair.forward(x, strength).isfinite().all()
+        assert pair.backward(x, strength).isfinite().all()
+
+
+@over(OURS)
+def test_strength_zero_is_a_strength(pair: Pair) -> None:
+    """``set_strength`` takes 0 (PC starts there), so 0 must not make NaN."""
+    w, zero = torch.tensor([-2.0, -0.0, 0.0, 0.3]), torch.tensor(0.0)
+    assert pair.forward(w, zero).isfinite().all()
+    assert pair.backward(w, zero).isfinite().all()
+
+
+@over(EVERY)
+@given(w=values, s=strengths)
+def test_the_gradient_is_backward_times_upstream(pair: Pair, w: list[float], s: float) -> None:
+    for dtype in DTYPES:
+        x = torch.tensor(w, dtype=dtype, requires_grad=True)
+        upstream = torch.randn(len(w)).to(dtype)
+        q = pb.quantize(x, s, pair)
+        (g,) = torch.autograd.grad(q, x, upstream)
+        strength = torch.tensor(s)
+        assert torch.equal(q, pair.forward(x.detach(), strength))
+        assert torch.equal(g, upstream * pair.backward(x.detach(), strength))
+
+
+@over({name: pair for name, pair in EVERY.items() if pair.hard})
+@given(w=values, s=strengths)
+def test_a_hard_pair_gives_exactly_plus_or_minus_one(pair: Pair, w: list[float], s: float) -> None:
+    for dtype in DTYPES:
+        q = pb.quantize(torch.tensor(w, dtype=dtype), s, pair)
+        assert set(q.tolist()) <= {-1.0, 1.0}
+
+
+@over({name: pair for name, pair in OURS.items() if pair.hard})
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_both_zeros_become_plus_one(pair: Pair, dtype: torch.dtype) -> None:
+    assert pb.quantize(torch.tensor([0.0, -0.0], dtype=dtype), 3.0, pair).tolist() == [1.0, 1.0]
+
+
+@over(OURS)
+def test_a_pair_of_ours_that_is_always_hard_says_so(pair: Pair) -> None:
+    w = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    sizes = [pair.forward(w, torch.tensor(s)).abs() for s in (0.01, 0.5, 2.0, 50.0)]
+    assert pair.hard == all(bool((size == 1).all()) for size in sizes)
+
+
+def jump(f: pairs.Map, s: float, low: Tensor, high: Tensor) -> Tensor:
+    """The largest jump of f inside each cell: keep halving towards the half where f moves more."""
+    strength = torch.tensor(s, dtype=torch.float64)
+    for _ in range(40):
+        middle = (low + high) / 2
+        at_low, at_middle, at_high = (f(x, strength) for x in (low, middle, high))
+        left = (at_middle - at_low).abs() > (at_high - at_middle).abs()
+        low, high = torch.where(left, low, middle), torch.where(left, middle, high)
+    return (f(high, strength) - f(low, strength)).abs()
+
+
+@over({name: pair for name, pair in EVERY.items() if pair.knots is not None})
+@pytest.mark.parametrize("s", [0.9, 1.0, 30.0])
+def test_jumps_are_only_at_knots(pair: Pair, s: float) -> None:
+    edges = torch.linspace(-4.013, 4.017, 301, dtype=torch.float64)
+    assert pair.knots is not None
+    knots = torch.tensor(pair.knots(s), dtype=torch.float64)
+    low, high = edges[:-1], edges[1:]
+    free = ((low[:, None] > knots) | (high[:, None] < knots)).all(1)
+    for f in (pair.forward, pair.backward):
+        assert float(jump(f, s, low, high)[free].max()) < 1e-8 * max(s, 1) ** 2
+
+
+@over({name: pair for name, pair in EVERY.items() if pair.hard and pair.knots is not None})
+def test_a_hard_pair_declares_where_it_flips(pair: Pair) -> None:
+    assert pair.knots is not None
+    flips = [
+        knot
+        for knot in pair.knots(2.0)
+        if pair.forward(torch.tensor(knot - 1e-6), 2.0)
+        != pair.forward(torch.tensor(knot + 1e-6), 2.0)
+    ]
+    assert len(flips) == 1
+
+
+@over({name: pair for name, pair in EVERY.items() if pair.limit is not None})
+@given(w=values)
+def test_it_tends_to_its_limit(pair: Pair, w: list[float]) -> None:
+    assert pair.limit is not None
+    x = torch.tensor(w, dtype=torch.float64)
+    x = x[pair.limit(x - 1e-3) == pair.limit(x + 1e-3)]  # not at a jump of the limit
+    gap = (pair.forward(x, torch.tensor(1e6)) - pair.limit(x)).abs()
+    assert bool((gap <= 1e-6).all())
+
+
+# Laws of the builders -----------------------------------------------------------------------------
+
+
+@over(OURS)
+@given(w=values, s=strengths, by=st.floats(-2, 2))
+def test_shifted_moves_everything(pair: Pair, w: list[float], s: float, by: float) -> None:
+    moved, x = pb.shifted(pair, by), torch.tensor(w, dtype=torch.float64)
+    strength = torch.tensor(s)
+    assert torch.equal(moved.forward(x, strength), pair.forward(x - by, strength))
+    assert torch.equal(moved.backward(x, strength), pair.backward(x - by, strength))
+    assert moved.knots(s) == tuple(knot + by for knot in pair.knots(s))
+    assert moved.hard == pair.hard
+
+
+@over(OURS)
+@given(w=values, s=strengths, by=st.floats(0.01, 4))
+def test_scaled_is_the_pair_of_the_scaled_set(
+    pair: Pair, w: list[float], s: float, by: float
+) -> None:
+    grown, x = pb.scaled(pair, by), torch.tensor(w, dtype=torch.float64)
+    strength = torch.tensor(s)
+    torch.testing.assert_close(grown.forward(x, strength), by * pair.forward(x / by, strength))
+    torch.testing.assert_close(grown.backward(x, strength), pair.backward(x / by, strength))
+    assert grown.knots(s) == tuple(knot * by for knot in pair.knots(s))
+
+
+@given(w=values, s=st.floats(0.01, 30))
+def test_from_derivative_finds_the_slopes_that_the_papers_print(w: list[float], s: float) -> None:
+    x, strength = torch.tensor(w, dtype=torch.float64), torch.tensor(s, dtype=torch.float64)
+    for pair in (pb.bnn_plus_plus, pb.poly_plus, pb.ede_plus):
+        found = pb.from_derivative(pair.forward).backward(x, strength)
+        torch.testing.assert_close(
+            found, pair.backward(x, strength), rtol=1e-9, atol=1e-9 * max(s, 1)
+        )
+
+
+@given(w=values, s=strengths)
+def test_from_transform_rebuilds_bnn(w: list[float], s: float) -> None:
+    x, strength = torch.tensor(w, dtype=torch.float64), torch.tensor(s)
+    built = BUILT["T o P of BNN"]
+    assert torch.equal(built.forward(x, strength), pb.bnn.forward(x, strength))
+    clear = (x.abs() <= 1) | (x.abs() > 1 + 1e-9)
+    assert torch.equal(built.backward(x, strength)[clear], pb.bnn.backward(x, strength)[clear])
+
+
+def test_quantize_refuses_what_cannot_be_latent() -> None:
+    with pytest.raises(TypeError, match="int64"):
+        pb.quantize(torch.arange(3), 1.0, pb.bnn)
+
+
+# Transforms of PyTorch ----------------------------------------------------------------------------
+
+
+@over(EVERY)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_it_vmaps(pair: Pair, dtype: torch.dtype) -> None:
+    w, s = torch.randn(4, 3).to(dtype), torch.tensor(2.0)
+
+    def loss(row: Tensor) -> Tensor:
+        return (pb.quantize(row, s, pair) ** 2).sum()
+
+    mapped = torch.vmap(lambda row: pb.quantize(row, s, pair))(w)
+    assert mapped.dtype == dtype
+    assert torch.equal(mapped, pb.quantize(w, s, pair))
+    per_row = torch.vmap(torch.func.grad(loss))(w)
+    x = w.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((pb.quantize(x, s, pair) ** 2).sum(), x)
+    torch.testing.assert_close(per_row, expected, rtol=0, atol=0)
+
+
+@over(EVERY)
+def test_it_vmaps_over_strengths(pair: Pair) -> None:
+    w, strengths = torch.randn(5), torch.tensor([0.1, 0.7, 5.0])
+    mapped = torch.vmap(lambda s: pb.quantize(w, s, pair))(strengths)
+    expected = torch.stack([pb.quantize(w, s, pair) for s in strengths])
+    torch.testing.assert_close(mapped, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@over(KINDS)
+def test_it_compiles_in_one_graph_for_every_strength(pair: Pair) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def gradient(w: Tensor, s: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        q = pb.quantize(w, s, pair)
+        return q, q * upstream
+
+    compiled = torch.compile(gradient, fullgraph=True, backend=counter)
+    for s in (0.3, 2.0, 9.0):
+        w, upstream = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5)
+        q, product = compiled(w, torch.tensor(s), upstream)
+        (g,) = torch.autograd.grad(product.sum(), w)
+        eager = pb.quantize(w, s, pair)
+        (expected,) = torch.autograd.grad((eager * upstream).sum(), w)
+        torch.testing.assert_close(q, eager)
+        torch.testing.assert_close(g, expected)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "task"), [("bnn++", "BW"), ("pc", "BWA"), ("react", "BWA"), ("ede+", "BWAA")]
+)
+def test_a_layer_compiles_once_for_a_whole_run(method: str, task: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    model = nn.Sequential(nn.Linear(5, 3))
+    pb.binarize(model, method, task, only="*")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    x = torch.randn(2, 5)
+    for strength in (0.2, 0.5, 4.0):
+        pb.set_strength(model, strength)
+        torch.testing.assert_close(compiled(x), model(x))
+        compiled(x).sum().backward()
+    assert counter.frame_count == 1
+
+
+# Copies -------------------------------------------------------------------------------------------
+
+
+def layer_with(pair: Pair) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(5, 3))
+    pb.binarize(model, pair, "BWA", only="*")
+    pb.set_strength(model, 1.7)
+    return model
+
+
+def outcome(model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    model.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    return (y.detach(), *(p.grad.clone() for p in model.parameters()))
+
+
+@over(EVERY)
+def test_a_deep_copy_of_a_layer_computes_the_same_and_is_its_own(pair: Pair) -> None:
+    model, x = layer_with(pair), torch.randn(4, 5)
+    twin = copy.deepcopy(model)
+    for mine, other in zip(outcome(model, x), outcome(twin, x), strict=True):
+        assert torch.equal(mine, other)
+    pb.set_strength(twin, 0.3)
+    assert float(pb.binary_weights(model)[0].quantizer.strength) == pytest.approx(1.7)
+
+
+@over(NAMED)
+def test_a_pickled_layer_computes_the_same(pair: Pair) -> None:
+    model, x = layer_with(pair), torch.randn(4, 5)
+    twin = pickle.loads(pickle.dumps(model))
+    for mine, other in zip(outcome(model, x), outcome(twin, x), strict=True):
+        assert torch.equal(mine, other)
