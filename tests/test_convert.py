@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -191,6 +192,59 @@ def test_a_subclass_without_a_forward_of_its_own_is_binarized_and_restored() -> 
     assert binary_names(pb.binarize(model, "bnn")) == ["0"]
     assert isinstance(model[0], pb.nn.BinaryLinear)
     assert type(pb.restore(model)[0]) is PlainSubclass
+
+
+class WithHelper(nn.Linear):
+    """No forward of its own, but a method that the model around it calls."""
+
+    def gain(self) -> float:
+        return 3.0
+
+
+class CallsHelper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = WithHelper(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x)) * self.inner.gain()
+
+
+def test_a_subclass_keeps_its_other_methods_or_stays_float() -> None:
+    model = CallsHelper()
+    pb.binarize(model, "bnn", only="*")
+    assert model(torch.randn(3, 4)).shape == (3, 2)
+
+
+class OwnConvolution(nn.Conv2d):
+    """Its forward is inherited; what it calls is not."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return 2 * super()._conv_forward(x, weight, bias)
+
+
+def test_a_convolution_of_ones_own_is_not_silently_replaced() -> None:
+    model, x = nn.Sequential(OwnConvolution(2, 2, 1, bias=False)), torch.randn(1, 2, 3, 3)
+    model.add_module("spare", nn.Conv2d(2, 2, 1))
+    report = pb.binarize(model, "bc", only="*")
+    line = report.layers[0]
+    w = model[0].weight.detach()
+    hard = torch.where(w < 0, -1.0, 1.0) * w.abs().mean((1, 2, 3), keepdim=True)
+    expected = 2 * functional.conv2d(x, hard if line.binary else w)
+    torch.testing.assert_close(model[0](x), expected)
+
+
+class Refuses(pb.nn.BinaryLinear):
+    def make_binary(self, form: Any) -> None:
+        raise RuntimeError("not today")
+
+
+def test_a_binary_form_that_fails_leaves_the_model_as_it_was() -> None:
+    model = cnn()
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match="not today"):
+        pb.binarize(model, "bnn", swaps=pb.SWAPS | {nn.Linear: Refuses})
+    assert_unchanged(model, before)
 
 
 def test_a_pruned_layer_is_refused_or_listed_but_never_half_converted() -> None:
@@ -1150,6 +1204,27 @@ def test_probe_takes_several_inputs_and_finds_what_reaches_no_output(form: str) 
     assert probe.used == ("a.weight", "b.weight")
     assert probe.unused == ("spare.weight",)
     assert str(probe).startswith("2 of 3 binary weights were used")
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    note: str = ""
+
+
+class ReturnsRecord(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(self.head(self.inner(x)))
+
+
+def test_probe_looks_into_a_record() -> None:
+    model = ReturnsRecord()
+    pb.binarize(model, "bnn++")
+    assert pb.probe(model, torch.randn(3, 4)).ok
 
 
 def test_probe_reports_an_input_of_one_sign() -> None:

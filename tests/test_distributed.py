@@ -98,6 +98,18 @@ def test_two_processes_harden_as_one(kind: str, name: str, ranks: Any, alone: An
         assert_close(seen[kind, name]["hard"], alone[name]["hard"])
 
 
+def test_a_float_checkpoint_loads_into_a_sharded_model(ranks: Any) -> None:
+    model = worker.source()
+    state = model.state_dict()
+    pb.binarize(model, "bnn++")
+    for seen in ranks:
+        loaded = seen["fsdp", "load"]
+        assert "error" not in loaded, loaded["error"]
+        assert_close(loaded["state"], state)
+        for weight in pb.binary_weights(model):
+            torch.testing.assert_close(loaded["units"][weight.name], weight.quantizer.unit)
+
+
 def test_the_runs_do_train(alone: Any) -> None:
     """Else all of the above would hold of five steps that did nothing."""
     for name, run in alone.items():

@@ -66,6 +66,8 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "torch encoder": (TorchEncoder, (4, 7, 16)),
 }
 
+CASES = [(name, task) for name in ("cnn", "encoder") for task in TASKS] + [("torch encoder", "BWA")]
+
 
 def hard_model(name: str, task: Any, method: str = "bnn++") -> tuple[nn.Module, Tensor]:
     kind, shape = MODELS[name]
@@ -76,8 +78,7 @@ def hard_model(name: str, task: Any, method: str = "bnn++") -> tuple[nn.Module, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("name", "task"), CASES)
 def test_an_exported_program_equals_eager(name: str, task: str) -> None:
     model, x = hard_model(name, task)
     program = torch.export.export(model, (x,))
@@ -120,10 +121,7 @@ def run_onnx(model: nn.Module, x: Tensor, path: Path) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("name", "task"),
-    [(name, task) for name in ("cnn", "encoder") for task in TASKS] + [("torch encoder", "BWA")],
-)
+@pytest.mark.parametrize(("name", "task"), CASES)
 def test_onnx_runtime_gives_what_pytorch_gives(name: str, task: str, tmp_path: Path) -> None:
     model, x = hard_model(name, task)
     (out,) = run_onnx(model, x, tmp_path / "model.onnx")

@@ -545,6 +545,20 @@ def test_a_layer_of_zeros_stays_finite(scale: str) -> None:
         assert q.isfinite().all(), method
 
 
+@pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_channel_of_zeros_gives_its_bias(task: str, training: bool, dtype: torch.dtype) -> None:
+    """Its scale mean|w| is 0, so the sum of its signs must not come through (a pruned channel)."""
+    layer = nn.Linear(64, 2).to(dtype)
+    with torch.no_grad():
+        layer.weight[1] = 0
+    pb.binarize(layer, "bc", task, only=lambda *_: True)
+    layer.train(training)
+    y = layer(torch.ones(3, 64, dtype=dtype))[:, 1]
+    torch.testing.assert_close(y, layer.bias[1].expand(3))
+
+
 @pytest.mark.parametrize("unit", ["one", "current", "initial"])
 @pytest.mark.parametrize("method", ["bnn++", "pc", "ede+", "bnn+"])
 def test_relative_units_make_the_size_of_the_weights_irrelevant(method: str, unit: str) -> None:

@@ -1,5 +1,6 @@
 """A run that is stopped, saved and resumed is the run that was never stopped, bit for bit."""
 
+import copy
 import io
 import json
 from collections.abc import Callable
@@ -217,6 +218,24 @@ def test_loading_a_float_checkpoint_then_binarizing_equals_the_reverse(method: s
     assert torch.equal(before.eval()(x), after.eval()(x))
 
 
+@pytest.mark.parametrize("method", ["bnn++", "pq", "react"])
+def test_a_model_binarized_on_the_meta_device_starts_from_what_is_loaded(method: str) -> None:
+    source = cnn()
+    with torch.device("meta"):
+        model = cnn()
+    pb.binarize(model, method)
+    model.to_empty(device="cpu")
+    model.load_state_dict(source.state_dict())
+    if method == "react":
+        for weight in pb.binary_weights(model):
+            nn.init.zeros_(weight.quantizer.shift)  # no checkpoint holds it, to_empty erased it
+    pb.binarize(source, method)
+    for each in (model, source):
+        pb.attach(each, torch.optim.SGD(each.parameters(), lr=0.1), steps=STEPS)
+    x, _ = data()[0]
+    assert torch.equal(model.eval()(x), source.eval()(x))
+
+
 def test_loading_does_not_change_the_checkpoint() -> None:
     for build, arguments in BUILDS.values():
         state = build().state_dict()
@@ -280,7 +299,7 @@ def test_a_soft_checkpoint_lets_a_hard_model_train_again(route: str) -> None:
     run.train(data()[:10])
     hard.train(data()[:3])
     pb.harden(hard.model, tell=None)
-    hard.optimizer.load_state_dict(run.optimizer.state_dict())
+    hard.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))  # it shares
     if route == "state_dict":
         hard.model.load_state_dict(run.model.state_dict())
     else:

@@ -119,6 +119,26 @@ def one(name: str, rank: int, world: int, wrap: Wrap) -> dict[str, Any]:
     return run
 
 
+def source() -> nn.Module:
+    """The float model whose checkpoint is loaded."""
+    torch.manual_seed(5)
+    return Net(attention=True)
+
+
+def loads_a_float_checkpoint() -> dict[str, Any]:
+    """Shard first and load afterwards, as for a model that fits no single machine."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    torch.manual_seed(0)
+    model = Net(attention=True)
+    pb.binarize(model, "bnn++")
+    sharded(model)
+    options = StateDictOptions(full_state_dict=True)
+    set_model_state_dict(model, source().state_dict(), options=options)
+    units = {w.name: w.quantizer.unit.clone() for w in pb.binary_weights(model)}
+    return {"units": units, "state": whole(model)}
+
+
 def main(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     address = f"file://{folder / 'rendezvous'}"
@@ -128,6 +148,7 @@ def main(rank: int, world: int, folder: Path) -> None:
         for kind, wrap in (("ddp", data_parallel), ("fsdp", sharded))
         for name in RUNS
     }
+    results["fsdp", "load"] = attempt(loads_a_float_checkpoint)
     torch.save(results, folder / f"rank{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()

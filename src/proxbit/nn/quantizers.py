@@ -134,13 +134,12 @@ class WeightQuantizer(Quantizer):
         if self.method.scale.gradient == "full":
             f = bind(v, f, self.strength, self.pair, unit, None if unit is None else 1 / unit)
             return f, self.method.scale(w, f, unit)
-        if scale is not None:
-            # A scale of 0 would stop every gradient behind it; this one is as good as 0.
-            scale = torch.where(scale == 0, torch.finfo(scale.dtype).tiny ** 0.5, scale)
-        # The scale reaches the gradient by itself here, so it is taken out of the factor.
         factor = self._factor(unit, scale)
         if scale is not None:
-            factor = 1 / scale if factor is None else factor / scale
+            scale = _not_quite_zero(scale)
+            # The scale reaches the gradient by itself here, so it is taken out of the factor.
+            divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
+            factor = 1 / divisor if factor is None else factor / divisor
         return bind(v, f, self.strength, self.pair, unit, factor), scale
 
     def proximal(self, w: Tensor) -> Tensor:
@@ -229,3 +228,13 @@ class InputQuantizer(Quantizer):
     def extra_repr(self) -> str:
         """The pair."""
         return self.pair.name
+
+
+def _not_quite_zero(scale: Tensor) -> Tensor:
+    """A scale of 0 stops every gradient behind it; 1e-19 is as good as 0 and lets them through.
+
+    float16 has no such number: there a layer of zeros stays at its bias.
+    """
+    if scale.dtype == torch.float16:
+        return scale
+    return torch.where(scale == 0, torch.finfo(scale.dtype).tiny ** 0.5, scale)
