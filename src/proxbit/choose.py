@@ -139,7 +139,16 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
     if type(module).forward is not bases[0].forward:
         why = f"{kind} has a forward of its own: pass swaps= with a binary {kind}, or parametrize="
         return Choice(name, module, why=why)
+    if _adds_methods(type(module), bases[0]):
+        why = f"{kind} has methods of its own: pass swaps= with a binary {kind}, or parametrize="
+        return Choice(name, module, why=why)
     return Choice(name, module, swap=swaps[bases[0]])
+
+
+def _adds_methods(kind: type, base: type) -> bool:
+    """Whether a subclass brings anything that taking another class would lose."""
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    return any(not name.startswith("__") for cls in between for name in vars(cls))
 
 
 def own_weights(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -167,10 +176,10 @@ def _no_form(module: nn.Module, weights: Mapping[str, nn.Parameter]) -> str:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     if isinstance(module, nn.RNNBase):
-        return f"{kind} caches its weights: it has no binary form"
+        return f"{kind} has no binary form: pass parametrize= with its name to binarize it"
     if len(list(module.children())) or "weight" not in weights:
         return f"free parameters ({', '.join(weights)})"
-    return f"{kind} has no binary form: pass parametrize={kind!r}-names or swaps= to binarize it"
+    return f"{kind} has no binary form: pass parametrize= with its name, or swaps="
 
 
 def _kept_by_default(model: nn.Module, choices: list[Choice], task: Task) -> dict[str, str]:

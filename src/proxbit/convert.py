@@ -91,9 +91,7 @@ def binarize(
     names = [choice.name for choice in choices if choice.binary]
     constant = never_negative(model, names) if form.task != "BW" else []
     lines, bytes_float = _lines(choices, form), _bytes(model)
-    for choice in choices:
-        if choice.binary:
-            _make_binary(choice, form)
+    _make_all_binary([choice for choice in choices if choice.binary], form)
     _switch_off_fused_paths(model)
     notes = _replace_relus(model, constant, relu)
     advice.warn_once(binary_weights(model), notes)
@@ -176,6 +174,17 @@ def _only_by_default(choices: list[Choice]) -> bool:
     return any(
         c.why in ("first convolution", "last classifier", "patch embedding") for c in choices
     )
+
+
+def _make_all_binary(choices: list[Choice], form: Form) -> None:
+    """All or nothing: a layer that fails (a user's own, say) leaves the model as it was."""
+    for i, choice in enumerate(choices):
+        try:
+            _make_binary(choice, form)
+        except Exception:
+            for done in choices[: i + 1]:
+                _make_float(done.module)
+            raise
 
 
 def _make_binary(choice: Choice, form: Form) -> None:

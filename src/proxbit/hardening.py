@@ -95,7 +95,7 @@ def _harden_weights(weights: list[BinaryWeight]) -> dict[str, float]:
     for weight, hard in zip(weights, values, strict=True):
         gaps[weight.name] = _relative(hard, weight.quantizer.proximal(weight.latent))
     for weight, hard in zip(weights, values, strict=True):
-        weight.latent.copy_(hard)
+        weight.write(hard)
         weight.quantizer.hard = True
         weight.settle()
     return gaps

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -71,14 +72,14 @@ class Attachment:
             return
         for weight in _once(self.weights):
             if not weight.quantizer.hard:
-                _write(weight, weight.quantizer.proximal(_whole(weight.latent)))
+                weight.write(weight.quantizer.proximal(weight.latent))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Clip, count, move the strength."""
         if self.clip is not None:
             for weight in _once(self.weights):
                 if not weight.quantizer.hard:
-                    weight.latent.clamp_(-self.clip, self.clip)
+                    weight.parameter.detach().clamp_(-self.clip, self.clip)
         step = self.step + 1
         for quantizer in self.quantizers.values():
             quantizer.step = step
@@ -130,7 +131,11 @@ def attach(
         A handle: ``remove()``, ``step``, ``progress``, ``state_dict()``. A copy of the optimizer
         (``copy.deepcopy``) comes without hooks: attach it again.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
+    if (
+        isinstance(steps, bool)
+        or not isinstance(steps, SupportsIndex)
+        or (steps := index(steps)) < 1
+    ):
         raise ValueError(
             f"steps is the number of optimizer steps of the run, at least 1, not {steps}"
         )
@@ -189,17 +194,3 @@ def _rates(optimizer: Optimizer) -> dict[int, float]:
 def _once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
     """Tied weights once: a prox applied twice would be another prox."""
     return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
-
-
-def _whole(w: Tensor) -> Tensor:
-    """The full tensor behind a sharded one (FSDP2)."""
-    return w.full_tensor() if hasattr(w, "full_tensor") else w
-
-
-def _write(weight: BinaryWeight, value: Tensor) -> None:
-    latent = weight.latent
-    if hasattr(latent, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
-
-        value = distribute_tensor(value, latent.device_mesh, latent.placements)  # type: ignore[attr-defined]
-    latent.copy_(value)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from proxbit.convert import binary_weights
 from proxbit.nn import BinaryProduct, InputQuantizer, WeightQuantizer
@@ -90,8 +90,20 @@ def run(model: nn.Module, example: Any) -> list[Tensor]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-    leaves = pytree.tree_leaves(result)
-    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+    return [tensor for tensor in _tensors(result) if tensor.is_floating_point()]
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    """The tensors in whatever a model returns: nested sequences, mappings, dataclasses."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        yield from _tensors(list(result.values()))
+    elif isinstance(result, tuple | list | set):
+        for item in result:
+            yield from _tensors(item)
+    elif is_dataclass(result) or isinstance(result, SimpleNamespace):
+        yield from _tensors(list(vars(result).values()))
 
 
 def _holders(model: nn.Module) -> dict[nn.Module, WeightQuantizer]:

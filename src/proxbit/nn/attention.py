@@ -33,7 +33,7 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
 
     def make_float(self) -> None:
         """Give the parts back."""
-        del self.binary
+        self._modules.pop("binary", None)
 
     def binary_weights(self, prefix: str) -> Iterator[BinaryWeight]:
         """The three projections, be they one Parameter or three."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from proxbit.nn.product import BinaryProduct, Form
-from proxbit.nn.quantizers import WeightQuantizer
+from proxbit.nn.quantizers import WeightQuantizer, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +35,19 @@ class BinaryWeight:
 
     @property
     def latent(self) -> Tensor:
-        """The latent weight, detached: a view, so that writing into it writes the Parameter."""
-        w = self.parameter.detach()
+        """The latent weight, detached; gathered where the Parameter is sharded (FSDP2)."""
+        w = whole(self.parameter.detach())
         return w if self.rows is None else w[self.rows]
+
+    def write(self, value: Tensor) -> None:
+        """Replace the latent weight, be the Parameter whole or sharded."""
+        parameter: Any = self.parameter.detach()
+        w = whole(parameter)
+        (w if self.rows is None else w[self.rows]).copy_(value)
+        if w is not parameter:
+            from torch.distributed.tensor import distribute_tensor
+
+            parameter.copy_(distribute_tensor(w, parameter.device_mesh, parameter.placements))
 
     def settle(self) -> None:
         """Bring Parameter and quantizer together after either was loaded.
@@ -75,7 +86,7 @@ class BinaryLayer(nn.Module):
 
     def make_float(self) -> None:
         """Give the parts back; called once, before the class changes back."""
-        del self.binary
+        self._modules.pop("binary", None)
 
 
 class BinaryLinear(BinaryLayer, nn.Linear):
@@ -98,7 +109,7 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
 
     def make_float(self) -> None:
         super().make_float()
-        del self.pad_value
+        self.__dict__.pop("pad_value", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale * conv(pad(F(x)), F(w)) + bias."""

@@ -15,6 +15,11 @@ from proxbit.pairs import Pair
 from proxbit.schedules import Schedule
 
 
+def whole(t: Tensor) -> Tensor:
+    """The full tensor behind a sharded one (FSDP2); inside a forward all are full already."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t
+
+
 class Quantizer(nn.Module):
     """What weight and input quantizers share: a pair, its strength, and how they are saved.
 
@@ -38,7 +43,8 @@ class Quantizer(nn.Module):
         self.stale = (
             False  # whether weights were loaded without this state: from a float checkpoint
         )
-        start = torch.tensor(float(schedule(0.0)), device=like.device)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        start = torch.tensor(float(schedule(0.0)), device=like.device, dtype=dtype)
         self.register_buffer("strength", start, persistent=False)
 
     def set_strength(self, strength: float | Tensor) -> None:
@@ -97,7 +103,7 @@ class WeightQuantizer(Quantizer):
         """Measure the initial weight where the method needs it."""
         super().__init__(method.pair, method.schedule, method.rule, weight)
         self.method = method
-        initial = torch.ones((), device=weight.device) if method.unit == "initial" else None
+        initial = torch.ones_like(self.strength) if method.unit == "initial" else None
         self.register_buffer("unit", initial, persistent=False)
         self.measure(weight)
         shape = (weight.shape[0], *(1 for _ in weight.shape[1:]))
@@ -107,7 +113,7 @@ class WeightQuantizer(Quantizer):
     def measure(self, w: Tensor) -> None:
         """Take mean|w| of these weights for the unit, where the method measures in it."""
         if self.unit is not None:
-            size = w.detach().float().abs().mean()
+            size = w.detach().to(self.unit.dtype).abs().mean()
             self.unit.copy_(torch.where(size > 0, size, torch.ones_like(size)))
 
     def forward(self, w: Tensor) -> Tensor:
@@ -162,12 +168,12 @@ class WeightQuantizer(Quantizer):
     def units(self, w: Tensor) -> Tensor:
         """The weight as the pair sees it, w / unit, without a gradient."""
         with torch.no_grad():
-            v = w if self.shift is None else w - self.shift
+            v = w if self.shift is None else w - whole(self.shift)
             return measure(v, self._unit(w))
 
     def _evaluate(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The shifted weight, F of it in its unit, the unit and the scale."""
-        v = w if self.shift is None else w - self.shift
+        v = w if self.shift is None else w - whole(self.shift)
         unit = self._unit(w.detach())
         f = self.pair.forward(measure(v.detach(), unit), self.strength)
         if self.method.scale.kind == "mean" and self.method.unit == "current":
