@@ -1,7 +1,4 @@
-"""Write the generated parts of README.md and docs/ from the code; ``--check`` only compares.
-
-    python tools/write_docs.py [--check]
-"""
+"""Write the generated parts of README.md and docs/ from the code; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -39,7 +36,10 @@ def formula(f: object) -> str:
 
 def methods_table() -> str:
     """Name, maps and rule of every method."""
-    lines = ["| method | name | F: the network sees | B: the gradient times | rule |", "|---|---|---|---|---|"]
+    lines = [
+        "| method | name | F: the network sees | B: the gradient times | rule |",
+        "|---|---|---|---|---|",
+    ]
     for key, method in METHODS.items():
         f, b = formula(method.pair.forward), formula(method.pair.backward)
         if method.learn_shift:

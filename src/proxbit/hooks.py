@@ -131,14 +131,7 @@ def attach(
         A handle: ``remove()``, ``step``, ``progress``, ``state_dict()``. A copy of the optimizer
         (``copy.deepcopy``) comes without hooks: attach it again.
     """
-    if (
-        isinstance(steps, bool)
-        or not isinstance(steps, SupportsIndex)
-        or (steps := index(steps)) < 1
-    ):
-        raise ValueError(
-            f"steps is the number of optimizer steps of the run, at least 1, not {steps}"
-        )
+    steps = _counted(steps)
     weights = binary_weights(model)
     if not weights:
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) before attach")
@@ -149,6 +142,15 @@ def attach(
     attachment = Attachment(model, optimizer, steps, bound)
     _ATTACHED[optimizer] = attachment
     return attachment
+
+
+def _counted(steps: SupportsIndex) -> int:
+    whole = isinstance(steps, SupportsIndex) and not isinstance(steps, bool)
+    if not whole or index(steps) < 1:
+        raise ValueError(
+            f"steps is the number of optimizer steps of a run, at least 1, not {steps}"
+        )
+    return index(steps)
 
 
 def _refuse_second(optimizer: Optimizer, mine: set[Quantizer]) -> None:
