@@ -32,7 +32,7 @@ $(VENV)/vision.done: $(VENV)/base.done
 	touch $@
 
 $(VENV)/demo.done: $(VENV)/base.done pyproject.toml
-	$(PIP) --editable '.[demo]'
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/test.done: $(VENV)/vision.done pyproject.toml

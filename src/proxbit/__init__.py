@@ -7,7 +7,7 @@
 >>> handle = pb.attach(model, optimizer, steps=100)
 """
 
-from proxbit import maps, nn, prox
+from proxbit import maps, nn, prox, theory
 from proxbit._version import __version__
 from proxbit.advice import SettingsWarning
 from proxbit.autograd import quantize
@@ -97,4 +97,5 @@ __all__ = [
     "set_strength",
     "shifted",
     "straight_through",
+    "theory",
 ]

@@ -147,9 +147,7 @@ def attach(
 def _counted(steps: SupportsIndex) -> int:
     whole = isinstance(steps, SupportsIndex) and not isinstance(steps, bool)
     if not whole or index(steps) < 1:
-        raise ValueError(
-            f"steps is the number of optimizer steps of a run, at least 1, not {steps}"
-        )
+        raise ValueError(f"steps is the number of optimizer steps of a run, 1 or more, not {steps}")
     return index(steps)
 
 

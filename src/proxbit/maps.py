@@ -7,6 +7,7 @@ kept. ``z`` is the strength times the weight, as in the papers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -46,6 +47,11 @@ def inside(w: Tensor, s: Strength = 1.0) -> Tensor:
     The open interval would kill for good every latent weight that was clipped to +-1.
     """
     return sign(1 - w.abs()).clamp_min(0)  # no comparison: those are slow on a CPU
+
+
+def hard_tanh(w: Tensor, s: Strength = 1.0) -> Tensor:
+    """The weight clamped to [-1, 1]: the transform behind BNN."""
+    return w.clamp(-1, 1)
 
 
 def triangle(w: Tensor, s: Strength = 1.0) -> Tensor:
@@ -148,3 +154,10 @@ def _steepening(s: Strength) -> tuple[Strength, Strength]:
         return (1 / s).clamp_min(1), s
     s = max(s, 1e-4)
     return max(1 / s, 1.0), s
+
+
+def at_strength(
+    f: Callable[[Tensor, Strength], Tensor], fixed: float, w: Tensor, s: Strength
+) -> Tensor:
+    """A map held at one strength, whatever strength it is given."""
+    return f(w, fixed)

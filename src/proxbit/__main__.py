@@ -1,0 +1,5 @@
+"""``python -m proxbit``: the command line."""
+
+from proxbit.cli import main
+
+main()

@@ -1,0 +1,137 @@
+"""The command line: ``proxbit check`` and ``proxbit methods``."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from proxbit._version import __version__
+from proxbit.methods import METHODS, Method, find_method
+from proxbit.pairs import Pair
+from proxbit.theory import check as check_pair
+from proxbit.theory import repair
+
+app = typer.Typer(
+    help="One-bit neural networks: which pairs are sound, and what each method does.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+REFUSED = 3
+MISTAKE = 2
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def check(
+    pair: Annotated[
+        str,
+        typer.Argument(help="A method (bnn+, ede, ...) or FILE.py:NAME. Your file is executed."),
+    ],
+    strength: Annotated[
+        str | None,
+        typer.Option(help="One strength (5) or a range (1:30); a method's own range by default."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Ask Corollary 1 whether a pair optimizes a real objective.
+
+    Exit status: 0 admitted, 3 refused, 2 a mistake in the call.
+
+    Examples: proxbit check bnn+; proxbit check my_pairs.py:soft_sign --strength 1:30 --json
+    """
+    try:
+        found = _load(pair) if ".py:" in pair else find_method(pair)
+        at = None if strength is None else _range(strength)
+        verdict = check_pair(found, at)
+    except (ValueError, TypeError, OSError) as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(verdict.to_dict()))
+    else:
+        typer.echo(f"{verdict.name}: {verdict}")
+        if not verdict.admitted:
+            _suggest(found, verdict.strengths)
+    raise typer.Exit(0 if verdict.admitted else REFUSED)
+
+
+def _suggest(found: Pair | Method, strengths: tuple[float, ...]) -> None:
+    pair = found.pair if isinstance(found, Method) else found
+    if not strengths:
+        return
+    for option in repair(pair, strengths[-1]):
+        typer.echo(f"  admitted instead: {option}")
+
+
+@app.command()
+def methods() -> None:
+    """List every method: its maps, strength, rule and verdict."""
+    table = Table("name", "pair", "strength", "unit", "scale", "verdict", box=None, pad_edge=False)
+    for key, method in METHODS.items():
+        word = "admitted" if check_pair(method).admitted else "refused"
+        strength = str(method.schedule) + (" x rate" if method.by_rate else "")
+        table.add_row(key, method.pair.name, strength, method.unit, str(method.scale), word)
+    Console().print(table)
+
+
+def _load(spec: str) -> Pair:
+    """A pair from FILE.py:NAME; the file runs, because the user named it."""
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"there is no file {file!r}")
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{file} does not run: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, Pair):
+        pairs = [key for key, value in vars(module).items() if isinstance(value, Pair)]
+        what = "has no" if found is None else f"has a {type(found).__name__}, not a Pair, as"
+        raise ValueError(f"{file} {what} {name!r}; its pairs: {', '.join(pairs) or 'none'}")
+    return found
+
+
+def _range(text: str) -> float | tuple[float, float]:
+    """'5' or '1:30'."""
+    try:
+        ends = tuple(float(part) for part in text.split(":"))
+    except ValueError:
+        ends = ()
+    if len(ends) == 1:
+        return ends[0]
+    if len(ends) == 2:
+        return ends[0], ends[1]
+    raise ValueError(f"a strength is a number or LOW:HIGH, such as 5 or 1:30, not {text!r}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"proxbit: {message}", err=True)
+    raise typer.Exit(MISTAKE)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,211 @@
+"""A pair laid out along the weight axis: where it jumps, and how F moves against B in between.
+
+Everything is float64, on a grid that is fine near 0 and reaches far out. Jumps of F and breaks of B
+come from the pair's knots and from a search by bisection; zeros of B become grid points, so that B
+has one sign in every cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from proxbit.pairs import Map, Pair
+
+Array: TypeAlias = NDArray[np.float64]
+Curve: TypeAlias = Callable[[Array], Array]
+
+REACH = 1e3  # how far out the axis is looked at
+SMALL = 1e-12  # no rise of F, relative to its whole rise; no B, relative to the largest
+NONE = 1e-100  # a B that is zero where F moves: the tail of a Gaussian is not
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """The cells of an axis, in order; a jump of F is a cell without width.
+
+    Attributes:
+        left: Left ends of the cells.
+        right: Right ends; equal to ``left`` at a jump.
+        start: F at the left end of each cell (the limit from inside).
+        rise: By how much F rises over each cell.
+        slope: Mean of B over each cell; B at the point itself for a jump.
+        low: Smallest B seen in each cell.
+        high: Largest B seen in each cell.
+    """
+
+    left: Array
+    right: Array
+    start: Array
+    rise: Array
+    slope: Array
+    low: Array
+    high: Array
+
+    @property
+    def width(self) -> Array:
+        """Widths of the cells."""
+        return self.right - self.left
+
+    @property
+    def jump(self) -> NDArray[np.bool_]:
+        """Which cells are jumps."""
+        return self.left == self.right
+
+    @property
+    def still(self) -> NDArray[np.bool_]:
+        """Where F does not move."""
+        return np.abs(self.rise) <= SMALL * max(1.0, float(np.abs(self.rise).sum()))
+
+    @property
+    def free(self) -> NDArray[np.bool_]:
+        """Where F does not move and B is zero, up to rounding: any P will do."""
+        return self.still & (self._size <= SMALL * self.largest)
+
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """Where F moves although B is zero: no P will do."""
+        return ~self.still & (self._size <= NONE * self.largest)
+
+    @property
+    def flat(self) -> NDArray[np.bool_]:
+        """Where P stands still: F does, and B is not zero."""
+        return self.still & ~self.free
+
+    @property
+    def _size(self) -> Array:
+        return np.maximum(np.abs(self.low), np.abs(self.high))
+
+    @property
+    def largest(self) -> float:
+        """The largest |B|."""
+        return max(abs(float(self.low.min())), abs(float(self.high.max())))
+
+
+def lay_out(pair: Pair, strength: float) -> Axis:
+    """Sample a pair at one strength; ValueError if it is not a pair of finite elementwise maps."""
+    f = curve_of(pair.forward, strength, "forward")
+    b = curve_of(pair.backward, strength, "backward")
+    declared = np.asarray(pair.knots(strength) if pair.knots else (), dtype=np.float64)
+    grid = _grid(declared)
+    found = np.concatenate([declared, _jumps(f, grid), _jumps(b, grid)])
+    knots = _distinct(found)
+    return _cells(f, b, np.union1d(grid, _zeros(b, grid)), knots)
+
+
+def curve_of(f: Map, strength: float, what: str) -> Curve:
+    """A map at one strength as a function of arrays that refuses what a pair must not do."""
+    s = torch.tensor(float(strength), dtype=torch.float64)
+
+    def curve(x: Array) -> Array:
+        w = torch.from_numpy(np.ascontiguousarray(x))
+        try:
+            y = f(w, s)
+        except Exception as error:
+            raise ValueError(f"the {what} map raised {type(error).__name__}: {error}") from error
+        if not isinstance(y, torch.Tensor) or y.shape != w.shape:
+            got = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
+            raise ValueError(f"the {what} map is not elementwise: {tuple(w.shape)} became {got}")
+        y = y.detach().double()
+        if not bool(torch.isfinite(y).all()):
+            place = float(w[~torch.isfinite(y)][0])
+            raise ValueError(f"the {what} map is not finite at w = {place:g}")
+        return y.numpy()
+
+    some = np.linspace(-3, 3, 13)
+    alone = np.array([curve(some[i : i + 1])[0] for i in range(len(some))])
+    if not np.allclose(curve(some), alone, rtol=1e-6, atol=1e-9):
+        raise ValueError(f"the {what} map is not elementwise: a value depends on its neighbours")
+    return curve
+
+
+def _grid(knots: Array) -> Array:
+    far = np.geomspace(1e-4, REACH, 1401)
+    return np.unique(np.concatenate([-far, far, np.linspace(-4, 4, 3201), knots]))
+
+
+def _jumps(f: Curve, grid: Array) -> Array:
+    """Places where f jumps: halve every cell, keep the half that changes more, to the last bit."""
+    y = f(grid)
+    moving = y[1:] != y[:-1]
+    a, b, fa, fb = grid[:-1][moving], grid[1:][moving], y[:-1][moving], y[1:][moving]
+    if not len(a):
+        return a
+    tolerance = 1e-7 * max(1.0, float(np.ptp(y)))
+    for _ in range(60):
+        m = (a + b) / 2
+        fm = f(m)
+        left = np.abs(fm - fa) >= np.abs(fb - fm)
+        a, fa = np.where(left, a, m), np.where(left, fa, fm)
+        b, fb = np.where(left, m, b), np.where(left, fm, fb)
+        keep = np.abs(fb - fa) > tolerance
+        a, b, fa, fb = a[keep], b[keep], fa[keep], fb[keep]
+        if not len(a):
+            return a
+    return np.where(np.abs(a) < 1e-12, 0.0, (a + b) / 2)
+
+
+def _distinct(points: Array) -> Array:
+    """Sorted, without the same point twice up to rounding."""
+    points = np.sort(points)
+    apart = np.diff(points, prepend=-np.inf) > 1e-9 * np.maximum(1.0, np.abs(points))
+    return points[apart]
+
+
+def _zeros(b: Curve, grid: Array) -> Array:
+    """Where B changes its sign between two grid points, by bisection."""
+    y = b(grid)
+    crossing = y[1:] * y[:-1] < 0
+    low, high, sign = grid[:-1][crossing], grid[1:][crossing], np.sign(y[:-1][crossing])
+    for _ in range(60):
+        middle = (low + high) / 2
+        same = np.sign(b(middle)) == sign if len(middle) else sign
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    return (low + high) / 2
+
+
+def _cells(f: Curve, b: Curve, grid: Array, knots: Array) -> Axis:
+    """Cells between grid points, with one without width at every knot."""
+    edges = np.union1d(grid, knots)
+    edges = edges[~_beside(edges, knots)]
+    left, right = edges[:-1], edges[1:]
+    step = 1e-9 * np.maximum(1.0, np.abs(edges))
+    inner_left = left + np.where(np.isin(left, knots), step[:-1], 0)
+    inner_right = right - np.where(np.isin(right, knots), step[1:], 0)
+    middle = (left + right) / 2
+    f_left, f_right = f(inner_left), f(inner_right)
+    b_left, b_middle, b_right = b(inner_left), b(middle), b(inner_right)
+    values = np.stack([b_left, b_middle, b_right])
+    flat = {
+        "left": left,
+        "right": right,
+        "start": f_left,
+        "rise": f_right - f_left,
+        "slope": (b_left + 4 * b_middle + b_right) / 6,
+        "low": values.min(0),
+        "high": values.max(0),
+    }
+    at = b(knots) if len(knots) else knots
+    gap = 1e-9 * np.maximum(1.0, np.abs(knots))
+    before = f(knots - gap) if len(knots) else knots
+    after = f(knots + gap) if len(knots) else knots
+    jumps = {
+        "left": knots, "right": knots, "start": before, "rise": after - before,
+        "slope": at, "low": at, "high": at,
+    }  # fmt: skip
+    first_jump = np.concatenate([np.ones(len(left)), np.zeros(len(knots))])
+    order = np.lexsort((first_jump, np.concatenate([left, knots])))
+    return Axis(**{key: np.concatenate([flat[key], jumps[key]])[order] for key in flat})
+
+
+def _beside(edges: Array, knots: Array) -> NDArray[np.bool_]:
+    """Grid points that lie so near a knot that a cell between them would be all rounding."""
+    if not len(knots):
+        return np.zeros(len(edges), dtype=bool)
+    distance = np.abs(edges[:, None] - knots[None, :]).min(1)
+    return (distance > 0) & (distance < 1e-7 * np.maximum(1.0, np.abs(edges)))

@@ -1,0 +1,208 @@
+"""From an admitted pair back to what it optimizes: the prox P, the transform T, the regularizer r.
+
+The pair's update is ProxConnect on  loss(T(w)) + r(w).  P follows from dP = dF / B up to a constant
+(here P is centred on 0), T from F = T o P, and r from  w = z + mu r'(z)  at z = P(w).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from proxbit.pairs import Pair
+from proxbit.theory.axis import Array, Axis, curve_of, lay_out
+from proxbit.theory.verdict import Segment, check, free_segments, runs
+
+
+class Refused(ValueError):
+    """The pair is refused by Corollary 1: there is nothing to recover."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recovered:
+    """P, T and r of an admitted pair, as functions of numbers or arrays.
+
+    Attributes:
+        pair: The pair.
+        strength: Its strength.
+        smoothing: The mu of the prox: P = argmin_z (w - z)^2 / (2 mu) + r(z).
+        free: Segments where B = 0 and P was chosen: it goes on with the slope it had, or with
+            1 / mu where it stood still.
+        axis: The pair along the weight axis.
+    """
+
+    pair: Pair
+    strength: float
+    smoothing: float
+    free: tuple[Segment, ...]
+    axis: Axis
+
+    @cached_property
+    def _p(self) -> tuple[Array, Array]:
+        """P at the left and at the right end of every cell."""
+        steps = _steps(self.axis, self.smoothing)
+        right = np.cumsum(steps)
+        left = right - steps
+        at_zero = np.flatnonzero((self.axis.left <= 0) & (self.axis.right >= 0))
+        centre = (left[at_zero[0]] + right[at_zero[-1]]) / 2
+        if not self.axis.jump[at_zero].any():
+            centre = np.interp(0.0, self.axis.left[at_zero], left[at_zero])
+        return left - centre, right - centre
+
+    @property
+    def domain(self) -> Segment:
+        """The hull of P's range: beyond it r is infinite."""
+        left, right = self._p
+        low = -np.inf if self._runs_on(0) else float(left[0])
+        return low, np.inf if self._runs_on(-1) else float(right[-1])
+
+    def _runs_on(self, end: int) -> bool:
+        left, right = self._p
+        return bool(right[end] > left[end])
+
+    @property
+    def gaps(self) -> tuple[Segment, ...]:
+        """Open intervals that P jumps over."""
+        left, right = self._p
+        over = self.axis.jump & (right - left > 1e-6)
+        return tuple(zip(left[over].tolist(), right[over].tolist(), strict=True))
+
+    def prox(self, w: ArrayLike) -> Array:
+        """P(w); at a jump the upper value, since sign(0) = +1."""
+        left, right = self._p
+        solid = ~self.axis.jump
+        x = np.asarray(w, dtype=np.float64)
+        return _piecewise(
+            x, self.axis.left[solid], self.axis.right[solid], left[solid], right[solid]
+        )
+
+    def inverse(self, z: ArrayLike) -> Array:
+        """A weight that P sends to z, or that it jumps over z at."""
+        left, right = self._p
+        moving = right > left
+        z = np.asarray(z, dtype=np.float64)
+        a = self.axis
+        return _piecewise(z, left[moving], right[moving], a.left[moving], a.right[moving])
+
+    def transform(self, z: ArrayLike) -> Array:
+        """T(z), with F = T o P; a straight line across the gaps of P."""
+        left, right = self._p
+        moving = right > left
+        f = curve_of(self.pair.forward, self.strength, "forward")
+        z = np.asarray(z, dtype=np.float64)
+        inside = np.clip(z, left[0], right[-1])
+        a = self.axis
+        line = _piecewise(
+            inside, left[moving], right[moving], a.start[moving], (a.start + a.rise)[moving]
+        )
+        exact = f(self.inverse(inside).ravel()).reshape(z.shape)
+        in_gap = np.zeros(z.shape, dtype=bool)
+        for low, high in self.gaps:
+            in_gap |= (inside >= low) & (inside <= high)
+        return np.where(in_gap, line, exact)
+
+    def regularizer(self, z: ArrayLike, gaps: str = "lowest") -> Array:
+        """r(z) with r = 0 where P sends 0, infinite outside of the domain.
+
+        In a gap of P any r above a parabola gives the same P. ``gaps="lowest"`` takes the parabola
+        itself, -z^2 / (2 mu) for BNN; ``gaps="infinite"`` the indicator, as for BC.
+        """
+        z = np.asarray(z, dtype=np.float64)
+        low, high = self.domain
+        origin = self._integral(np.asarray(self.prox(0.0)))
+        value = self._integral(np.clip(z, *self._reach)) - origin
+        value = np.where((z < low - 1e-9) | (z > high + 1e-9), np.inf, value)
+        if gaps == "infinite":
+            for a, b in self.gaps:
+                value = np.where((z > a + 1e-9) & (z < b - 1e-9), np.inf, value)
+        elif gaps != "lowest":
+            raise ValueError(f"gaps is 'lowest' or 'infinite', not {gaps!r}")
+        return value
+
+    @property
+    def _reach(self) -> Segment:
+        left, right = self._p
+        return float(left[0]), float(right[-1])
+
+    def _integral(self, z: Array) -> Array:
+        """(1 / mu) times the integral of P^-1(u) - u up to z: quadratic in every cell."""
+        left, right = self._p
+        moving = right > left
+        a, p, q = self.axis, left[moving], right[moving]
+        w_left, w_right = a.left[moving], a.right[moving]
+        whole = (q - p) * ((w_left + w_right) / 2 - (p + q) / 2)
+        before = np.concatenate([[0.0], np.cumsum(whole)])
+        i = np.clip(np.searchsorted(q, z, side="left"), 0, len(p) - 1)
+        t = z - p[i]
+        slope = (w_right[i] - w_left[i]) / (q[i] - p[i])
+        part = t * (w_left[i] - p[i]) + t * t / 2 * (slope - 1)
+        return (before[i] + part) / self.smoothing
+
+    def envelope(self, w: ArrayLike) -> Array:
+        """The Moreau envelope of r: min over z of (w - z)^2 / (2 mu) + r(z)."""
+        w = np.asarray(w, dtype=np.float64)
+        z = self.prox(w)
+        return (w - z) ** 2 / (2 * self.smoothing) + self.regularizer(z)
+
+    @cached_property
+    def residuals(self) -> dict[str, float]:
+        """Largest error of F = T o P and of B = T' o P on the axis, off the knots."""
+        a = self.axis
+        solid = ~a.jump & (a.width > 1e-6)
+        middle = (a.left + a.right)[solid] / 2
+        f = curve_of(self.pair.forward, self.strength, "forward")
+        b = curve_of(self.pair.backward, self.strength, "backward")
+        z = self.prox(middle)
+        forward = np.abs(self.transform(z) - f(middle)).max()
+        left, right = self._p
+        rising = solid & (right - left > 1e-12)
+        slope = a.rise[rising] / (right - left)[rising]
+        inner = (a.left + a.right)[rising] / 2
+        backward = np.abs(slope - b(inner)).max() if rising.any() else 0.0
+        return {"F = T o P": float(forward), "B = T' o P": float(backward)}
+
+
+def recover(pair: Pair, strength: float = 1.0, smoothing: float = 1.0) -> Recovered:
+    """P, T and r of an admitted pair; :class:`Refused` with the reasons for another."""
+    if not (np.isfinite(smoothing) and smoothing > 0):
+        raise ValueError(f"smoothing is a positive number, not {smoothing}")
+    verdict = check(pair, strength)
+    if not verdict.admitted:
+        raise Refused(f"{pair.name} has no objective to recover, it is {verdict}")
+    axis = lay_out(pair, strength)
+    return Recovered(pair, float(strength), float(smoothing), free_segments(axis), axis)
+
+
+def _steps(axis: Axis, smoothing: float) -> Array:
+    """By how much P rises over every cell."""
+    solid = ~axis.still & ~axis.free
+    steps = np.where(solid, axis.rise / np.where(solid, axis.slope, 1.0), 0.0)
+    for first, last in runs(axis.free & ~axis.jump):
+        cells = slice(first, last + 1)
+        steps[cells] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[
+            cells
+        ]
+    return steps
+
+
+def _slope_beside(axis: Axis, steps: Array, first: int, last: int) -> float:
+    """The slope with which P arrives at a free stretch from the side of 0; 0 if it stands still.
+
+    The median over a few cells: the nearest may straddle the point where B reaches 0.
+    """
+    from_left = axis.left[first] >= 0
+    near = slice(max(first - 7, 0), first) if from_left else slice(last + 1, last + 8)
+    wide = axis.width[near] > 0
+    slopes = steps[near][wide] / axis.width[near][wide]
+    slope = float(np.median(slopes)) if len(slopes) else 0.0
+    return slope if slope > 1e-9 else 0.0
+
+
+def _piecewise(x: Array, left: Array, right: Array, low: Array, high: Array) -> Any:
+    """The line through (left, low) and (right, high) of the cell that x lies in; ends extended."""
+    i = np.clip(np.searchsorted(left, x, side="right") - 1, 0, len(left) - 1)
+    return low[i] + (x - left[i]) * (high[i] - low[i]) / (right[i] - left[i])

@@ -1,0 +1,119 @@
+"""For a refused pair, its admitted neighbours: each a pair ready for ``binarize``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxbit import maps, prox
+from proxbit.maps import Strength
+from proxbit.pairs import Map, Pair, from_derivative, from_transform, monotone_bnn_plus_plus
+from proxbit.theory.axis import SMALL, lay_out
+from proxbit.theory.verdict import Verdict, check
+
+# Primitives in closed form; any other map is integrated by quadrature.
+PRIMITIVES: dict[Callable[..., Tensor], tuple[str, Map]] = {
+    maps.one: ("FP", maps.identity),
+    maps.inside: ("hard tanh", maps.hard_tanh),
+    maps.triangle: ("Poly+ at strength 1.41", partial(maps.at_strength, maps.poly, maps.SQRT2)),
+    maps.sign_swish_slope: ("BNN++", maps.sign_swish),
+    maps.poly_slope: ("Poly+", maps.poly),
+    maps.soft_sign_slope: ("EDE+", maps.soft_sign),
+}
+
+
+@dataclass(frozen=True)
+class Repair:
+    """An admitted neighbour of a pair.
+
+    Attributes:
+        pair: The new pair.
+        how: What was changed.
+        verdict: The theory's word on it.
+    """
+
+    pair: Pair
+    how: str
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        """The name and the change."""
+        return f"{self.pair.name}: {self.how}"
+
+
+def repair(pair: Pair, strength: float = 1.0, proximal: Map | None = None) -> list[Repair]:
+    """Admitted neighbours of a pair, the nearest first; of an admitted pair, more of its family.
+
+    Args:
+        pair: Any pair.
+        strength: Where its neighbours are checked.
+        proximal: The prox map P to compose with; the linear quantizer with rho = 0.5 if None.
+    """
+    name, integral = primitive(pair.backward)
+    name = name or f"{pair.name} integrated"
+    candidates = [
+        (Pair(integral, pair.backward, name), "B kept, and integrated into F"),
+        *_differentiated(pair, strength),
+        *_monotone(pair, strength),
+        (
+            from_transform(integral, pair.backward, proximal or half_way, f"{name} of a prox"),
+            "B integrated into T, then F = T o P and B = T' o P with a prox map P",
+        ),
+    ]
+    options = [Repair(new, how, check(new, strength)) for new, how in candidates]
+    return [option for option in options if option.verdict.admitted]
+
+
+def half_way(w: Tensor, s: Strength) -> Tensor:
+    """The linear quantizer half way between the identity and the sign."""
+    return prox.linear_quantizer(w, 0.5)
+
+
+def primitive(slope: Map) -> tuple[str, Map]:
+    """The integral of a map from 0, in closed form where we know it (then with a name)."""
+    known = PRIMITIVES.get(slope)
+    return known if known else ("", partial(_quadrature, slope))
+
+
+def _differentiated(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
+    """F kept, if it has no jump: Corollary 2."""
+    knots = pair.knots(strength) if pair.knots else ()
+    if pair.hard or knots:
+        return []
+    new = from_derivative(pair.forward, f"{pair.name} differentiated")
+    return [(new, "F kept, and differentiated into B")]
+
+
+def _monotone(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
+    """Where B is negative F must fall; without that part it never does."""
+    axis = lay_out(pair, strength)
+    if axis.low.min() >= -SMALL * axis.largest:
+        return []
+    if pair.backward is maps.sign_swish_slope:
+        return [(monotone_bnn_plus_plus, "stopped where B would turn negative: F never falls")]
+    slope = partial(_positive, pair.backward)
+    new = Pair(partial(_quadrature, slope), slope, f"{pair.name} without negative B")
+    return [(new, "B cut at 0, and integrated into F: F never falls")]
+
+
+def _positive(f: Map, w: Tensor, s: Strength) -> Tensor:
+    return f(w, s).clamp_min(0)
+
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+_PANELS = 8
+
+
+def _quadrature(slope: Map, w: Tensor, s: Strength) -> Tensor:
+    """The integral of ``slope`` from 0 to w, by Gauss-Legendre on 8 panels of 24 nodes."""
+    total = torch.zeros_like(w)
+    for panel in range(_PANELS):
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            x = (panel + (float(node) + 1) / 2) / _PANELS
+            total = total + slope(w * x, s) * float(weight)
+    return total * w / (2 * _PANELS)
