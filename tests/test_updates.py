@@ -184,7 +184,7 @@ class Oracle:
         units = {
             "raw": np.ones((1, 1)),
             "current": mean_size(w, row.per),
-            "initial": mean_size(self.initial, "layer").astype(np.float32),  # kept in float32
+            "initial": mean_size(self.initial, "layer"),
         }
         unit = units[row.unit]
         strength = row.schedule(t)
@@ -357,7 +357,7 @@ def test_the_threshold_of_a_proximal_step_follows_the_rate_of_that_step(problem:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     pb.attach(model, optimizer, steps=STEPS)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-    unit, latent = float(np.float32(np.abs(problem.w).mean())), problem.w
+    unit, latent = float(np.abs(problem.w).mean()), problem.w
     rate = RATE
     for t, (x, y) in enumerate(zip(problem.x, problem.y, strict=True)):
         threshold = rate * 0.3 * t / (STEPS - 1) / unit

@@ -19,12 +19,12 @@ def linear_quantizer(w: Tensor, s: Strength, varrho: float | None = 0.0) -> Tens
     tensor([-0.5000, -0.2500,  0.2000,  1.0000])
     """
     rho = torch.as_tensor(s, dtype=w.dtype, device=w.device).clamp(max=1)
-    height = rho if varrho is None else min(varrho, 1.0)
-    size = w.abs()
+    height = rho if varrho is None else torch.full_like(rho, min(varrho, 1.0))
     room = 1 - rho
-    # At rho = 1 there is no room left: the line is never taken, but must not be nan.
-    line = height + size * ((1 - height) / room.clamp_min(torch.finfo(w.dtype).tiny))
-    return sign(w) * torch.where(size >= room, torch.ones_like(size), line)
+    # At rho = 1 there is no room for a line: a height of 1 and no slope make the exact sign.
+    slope = torch.where(room > 0, (1 - height) / room, torch.zeros_like(room))
+    height = torch.where(room > 0, height, torch.ones_like(room))
+    return (sign(w) * height + w * slope).clamp(-1, 1)
 
 
 def hubara(w: Tensor, smoothing: Strength) -> Tensor:
