@@ -58,7 +58,7 @@ def test_imports_only_go_up_the_table():
 
 def test_nothing_but_torch_and_numpy_is_imported_by_the_library():
     allowed = {"torch", "numpy", "proxbit"}
-    command_line = {"typer", "rich"}
+    extras = {"cli": {"typer", "rich"}, "theory.pictures": {"matplotlib"}}
     standard = __import__("sys").stdlib_module_names
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -69,5 +69,5 @@ def test_nothing_but_torch_and_numpy_is_imported_by_the_library():
                 names = [node.module or ""]
             for used in names:
                 top = used.split(".")[0]
-                extra = top in command_line and name == "cli"
+                extra = top in extras.get(name, set())
                 assert top in allowed or top in standard or extra, f"{name} imports {used}"

@@ -15,7 +15,7 @@ from proxbit._version import __version__
 from proxbit.methods import METHODS, Method, find_method
 from proxbit.pairs import Pair
 from proxbit.theory import check as check_pair
-from proxbit.theory import repair
+from proxbit.theory import pictures, repair
 
 app = typer.Typer(
     help="One-bit neural networks: which pairs are sound, and what each method does.",
@@ -51,6 +51,13 @@ def check(
         str | None,
         typer.Option(help="One strength (5) or a range (1:30); a method's own range by default."),
     ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the pair into FILE.png or FILE.svg; of a range, at its middle strength.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Ask Corollary 1 whether a pair optimizes a real objective.
@@ -62,7 +69,10 @@ def check(
     try:
         found = _load(pair) if ".py:" in pair else find_method(pair)
         at = None if strength is None else _range(strength)
+        if plot is not None:
+            pictures.check_place(plot)
         verdict = check_pair(found, at)
+        drawn = None if plot is None else _draw(found, at, verdict.strengths, plot)
     except (ValueError, TypeError, OSError) as error:
         _fail(str(error))
     if as_json:
@@ -71,7 +81,28 @@ def check(
         typer.echo(f"{verdict.name}: {verdict}")
         if not verdict.admitted:
             _suggest(found, verdict.strengths)
+        if drawn is not None:
+            typer.echo(f"drawn at strength {drawn:.3g}: {plot}")
     raise typer.Exit(0 if verdict.admitted else REFUSED)
+
+
+def _draw(
+    found: Pair | Method,
+    at: float | tuple[float, float] | None,
+    strengths: tuple[float, ...],
+    plot: str,
+) -> float:
+    """The picture of a pair at the middle of the strengths looked at, and that strength."""
+    pair = found.pair if isinstance(found, Method) else found
+    if not strengths:  # a method refused by its rule: its pair was not looked at
+        strengths = check_pair(pair, at if at is not None else _middle(found)).strengths
+    strength = strengths[len(strengths) // 2]
+    pictures.draw(pair, strength, plot)
+    return strength
+
+
+def _middle(found: Pair | Method) -> float:
+    return float(found.schedule(0.5)) if isinstance(found, Method) else 1.0
 
 
 def _suggest(found: Pair | Method, strengths: tuple[float, ...]) -> None:

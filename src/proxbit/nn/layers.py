@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -118,16 +119,22 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
         return self.binary(x, self.weight, self.bias, op)
 
     def _convolve(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        x = self._pad(x)
-        return type(self).convolution(x, w, b, self.stride, 0, self.dilation, self.groups)
-
-    def _pad(self, x: Tensor) -> Tensor:
+        """The convolution of a binary input with its border."""
+        options = self.stride, 0, self.dilation, self.groups
         border = self._reversed_padding_repeated_twice
         if not any(border):
-            return x
+            return type(self).convolution(x, w, b, *options)
         if self.padding_mode != "zeros":
-            return functional.pad(x, border, mode=self.padding_mode)
-        return functional.pad(x, border, value=self.pad_value)
+            padded = functional.pad(x, border, mode=self.padding_mode)
+            return type(self).convolution(padded, w, b, *options)
+        if self.training:
+            # What the border adds is the same for every image: cheaper than padding a whole batch.
+            one = torch.zeros_like(x[:1] if x.dim() == w.dim() else x)
+            frame = functional.pad(one, border, value=self.pad_value)
+            inner = self._conv_forward(x, w, b)
+            return inner + type(self).convolution(frame, w, None, *options)
+        padded = functional.pad(x, border, value=self.pad_value)
+        return type(self).convolution(padded, w, b, *options)
 
 
 class BinaryConv1d(_BinaryConv, nn.Conv1d):

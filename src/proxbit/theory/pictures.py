@@ -1,0 +1,424 @@
+"""Pictures of pairs: what the network sees, what multiplies the gradient, and what that optimizes.
+
+Breaks are breaks: a dot is the value taken, a ring the value approached. Dashed means free: where
+the pair does not decide P, T or r, the picture shows our choice.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxbit import pairs
+from proxbit.pairs import Pair
+from proxbit.theory.axis import Array, Axis, Curve, curve_of, lay_out
+from proxbit.theory.recovery import Recovered, Refused, recover
+from proxbit.theory.verdict import Segment, Verdict, check
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORWARD, BACKWARD, INK = "#D55E00", "#0072B2", "#222222"  # two of Okabe and Ito's, and near black
+PALE, FAINT = "#EFEFEF", "#BBBBBB"
+SPAN = 2.0  # how far the axis is drawn, unless a pair breaks further out
+SUFFIXES = (".png", ".svg")
+POINTS = 241
+RHO, VARRHO = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK RHO SYMBOL}"
+LOOK = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
+    "svg.fonttype": "none",  # letters stay letters: a third of the size, and they can be read aloud
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#777777",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3.4,
+    "lines.markeredgewidth": 0.9,
+    "lines.dashed_pattern": (2.6, 1.6),
+    "svg.hashsalt": "proxbit",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One pair of a gallery, at one strength.
+
+    Attributes:
+        label: What stands above it.
+        pair: The pair.
+        strength: Its strength.
+        detail: Its settings, beside the label.
+    """
+
+    label: str
+    pair: Pair
+    strength: float = 1.0
+    detail: str = ""
+
+
+def _line(rho: float, varrho: float) -> Shown:
+    return Shown("LQ", pairs.prox_connect(varrho), rho, f"{RHO} = {rho:g}, {VARRHO} = {varrho:g}")
+
+
+FIGURE_1 = (
+    Shown("FP", pairs.full_precision),
+    Shown("BC", pairs.binary_connect),
+    Shown("PC", pairs.prox_connect(), 0.3, f"{RHO} = 0.3"),
+    Shown("BNN", pairs.bnn),
+    Shown("BNN+", pairs.bnn_plus, 5.0, "µ = 5"),
+    Shown("BNN++", pairs.bnn_plus_plus, 5.0, "µ = 5"),
+)
+FIGURE_4 = (_line(0.0, 0.2), _line(0.2, 0.2), _line(0.2, 0.0))
+FIGURE_5 = (
+    Shown("Bi-Real", pairs.bi_real),
+    Shown("R-BNN", pairs.r_bnn, 2.0, "s = 2"),
+    Shown("Poly+", pairs.poly_plus, 2.0, "s = 2"),
+    Shown("EDE", pairs.ede, 2.0, "s = 2"),
+    Shown("EDE+", pairs.ede_plus, 2.0, "s = 2"),
+    Shown("ReAct", pairs.shifted(pairs.bnn, 0.5), detail="a = 0.5"),
+)
+OURS = (Shown("BNN++", pairs.monotone_bnn_plus_plus, 5.0, "monotone, µ = 5"),)
+CATALOGUE = (*FIGURE_1, *FIGURE_5, *FIGURE_4, *OURS)
+
+
+def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) -> None:
+    """One pair in six panels: F, B, P, T, r and the Moreau envelope of r.
+
+    A refused pair has F, B and the reason. The suffix decides between PNG and SVG.
+
+    Args:
+        pair: Any pair.
+        strength: The strength at which it is drawn.
+        path: Where the picture goes, ``.png`` or ``.svg``.
+        smoothing: The mu of the prox.
+    """
+    check_place(path)
+    try:
+        found = recover(pair, strength, smoothing)
+    except Refused:
+        verdict = check(pair, strength)
+        _write(path, lambda: _of_refused(pair, strength, verdict))
+        return
+    low, high = found.domain
+    if low == high:
+        raise ValueError(f"F of {pair.name} is constant at strength {strength:g}: nothing to draw")
+    _write(path, lambda: _of_admitted(found))
+
+
+def gallery(path: str | Path, shown: Sequence[Shown] = CATALOGUE, columns: int = 6) -> None:
+    """Many pairs in one figure, F above B; the paper's figures 1, 5 and 4 by default.
+
+    Args:
+        path: Where the picture goes, ``.png`` or ``.svg``.
+        shown: The pairs, such as ``FIGURE_1`` or your own.
+        columns: How many stand side by side.
+    """
+    check_place(path)
+    if not shown or columns < 1:
+        raise ValueError("a gallery needs at least one pair and one column")
+    admitted = [check(one.pair, one.strength).admitted for one in shown]
+    _write(path, lambda: _of_many(shown, admitted, columns))
+
+
+def check_place(path: str | Path) -> None:
+    """Refuse, before any work, a picture that could not be written."""
+    place = Path(path)
+    if place.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"a picture ends in .png or .svg, not {str(path)!r}")
+    if place.is_dir() or not place.parent.is_dir():
+        why = "it is a folder" if place.is_dir() else f"there is no folder {str(place.parent)!r}"
+        raise ValueError(f"cannot write {str(path)!r}: {why}")
+    _matplotlib()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError("plots need matplotlib: pip install proxbit[plot]") from error
+    return matplotlib
+
+
+def _write(path: str | Path, figure: Callable[[], Figure]) -> None:
+    """The whole picture or nothing; the same bytes for the same pair."""
+    place, data = Path(path), io.BytesIO()
+    suffix = place.suffix.lower().removeprefix(".")
+    nothing = {"Software": None} if suffix == "png" else {"Date": None, "Creator": None}
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the user's own look: the same bytes everywhere
+        matplotlib.rcParams.update(LOOK)
+        figure().savefig(data, format=suffix, dpi=200, metadata=nothing)
+    try:
+        _replace(place, data.getvalue())
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def _replace(place: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=place.parent, suffix=place.suffix)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)  # mkstemp's own is for one user only
+        Path(name).replace(place)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+# One pair ----------------------------------------------------------------------------------------
+
+
+def _of_admitted(found: Recovered) -> Figure:
+    figure, panels = _sheet(f"{found.pair.name} at strength {found.strength:.3g}: admitted", 2)
+    span = _span(found.axis)
+    in_w = _pieces(span, _breaks(found.axis), found.free)
+    far = float(np.abs(found.prox(np.array([-span, span]))).max())
+    z_span = span if far <= 1.05 * span else 2 * float(np.ceil(far / 2))
+    in_z = _pieces(z_span, [], [*found.gaps, *_images(found)], *found.domain)
+    note = f"µ = {found.smoothing:g}"
+    if not all(decided for *_, decided in [*in_w, *in_z]):
+        note += "; dashed: not decided by the pair"
+    figure.text(
+        1 - 0.08 / SHEET, 1 - 0.09 / _height(2), note, ha="right", va="top", color="#555555"
+    )
+    _forward_and_backward(panels, found.pair, found.strength, found.axis)
+    _panel(panels[2], span, "P(w), prox", "w")
+    _plot(panels[2], found.prox, in_w, INK)
+    _of_z(panels[3], found, found.transform, in_z, "T(z), transform")
+    _of_z(panels[4], found, found.regularizer, in_z, "r(z), regularizer")
+    _panel(panels[5], span, "Moreau envelope of r", "w")
+    _plot(panels[5], found.envelope, in_w, INK)
+    for panel in panels:
+        _room(panel)
+    return figure
+
+
+def _of_refused(pair: Pair, strength: float, verdict: Verdict) -> Figure:
+    """F, B, and the reason in words where P would stand."""
+    figure, panels = _sheet(f"{pair.name} at strength {strength:.3g}: refused", 1)
+    _forward_and_backward(panels, pair, strength, lay_out(pair, strength))
+    for panel in panels[:2]:
+        _room(panel)
+    panels[2].set_axis_off()
+    panels[2].set_title("no P(w)", loc="left", color=INK, pad=4)
+    words = "\n\n".join(textwrap.fill(reason, 34) for reason in verdict.reasons)
+    panels[2].text(0, 1, words, transform=panels[2].transAxes, va="top", color=INK, linespacing=1.4)
+    return figure
+
+
+SHEET = 6.4  # width in inches
+
+
+def _height(rows: int) -> float:
+    return 0.3 + 1.75 * rows
+
+
+def _sheet(title: str, rows: int) -> tuple[Figure, list[Axes]]:
+    """Panels at fixed places, so that pages of several pairs line up."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(SHEET, _height(rows)))
+    figure.text(
+        0.08 / SHEET, 1 - 0.08 / _height(rows), title,
+        va="top", fontsize=9, fontweight="bold", color=INK,
+    )  # fmt: skip
+    corners = [
+        (0.36 + 2.1 * i, 0.38 + 1.75 * (rows - 1 - j)) for j in range(rows) for i in range(3)
+    ]
+    return figure, [_place(figure, x, y, 1.74, 1.15) for x, y in corners]
+
+
+def _place(figure: Figure, x: float, y: float, width: float, height: float) -> Axes:
+    """A panel, measured in inches."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((x / wide, y / high, width / wide, height / high))
+
+
+def _forward_and_backward(
+    panels: Sequence[Axes], pair: Pair, strength: float, axis: Axis, span: float | None = None
+) -> None:
+    span = span or _span(axis)
+    pieces = _pieces(span, _breaks(axis))
+    _panel(panels[0], span, "F(w), forward", "w")
+    _plot(panels[0], curve_of(pair.forward, strength, "forward"), pieces, FORWARD)
+    _panel(panels[1], span, "B(w), backward", "w")
+    _plot(panels[1], curve_of(pair.backward, strength, "backward"), pieces, BACKWARD)
+
+
+def _of_z(panel: Axes, found: Recovered, curve: Curve, pieces: list[Piece], title: str) -> None:
+    """A function of z = P(w), on the hull of P's range; r is infinite in the grey."""
+    low, high = pieces[0][0], pieces[-1][1]
+    span = max(-low, high, SPAN)
+    _panel(panel, span, title, "z")
+    _plot(panel, curve, pieces, INK)
+    # P arrives at both sides of a gap, and at a finite end of its range: there T and r are decided.
+    ends = [z for gap in (*found.gaps, found.domain) for z in gap if abs(z) < span]
+    _dots(panel, np.array(ends), curve(np.clip(ends, *found.domain)), INK)
+    for a, b in ((-span, low), (high, span)):
+        if b > a:
+            panel.axvspan(a, b, color=PALE, lw=0, zorder=0)
+            panel.text(
+                (a + b) / 2, 0.2, "r = ∞", transform=panel.get_xaxis_transform(),
+                ha="center", va="center", color="#777777",
+            )  # fmt: skip
+
+
+def _images(found: Recovered) -> list[Segment]:
+    """Where P sends the free segments."""
+    images = []
+    for low, high in found.free:
+        a = -np.inf if np.isinf(low) else float(found.prox(low))
+        images.append((a, np.inf if np.isinf(high) else float(found.prox(high))))
+    return images
+
+
+# Many pairs --------------------------------------------------------------------------------------
+
+
+def _of_many(shown: Sequence[Shown], admitted: Sequence[bool], columns: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    columns = min(columns, len(shown))
+    blocks = -(-len(shown) // columns)
+    figure = Figure(figsize=(0.3 + 1.3 * columns, 2.35 * blocks))
+    for i, (one, yes) in enumerate(zip(shown, admitted, strict=True)):
+        x = 0.5 + 1.3 * (i % columns)
+        y = 2.35 * (blocks - 1 - i // columns)
+        forward = _place(figure, x, y + 1.27, 1.02, 0.83)
+        backward = _place(figure, x, y + 0.33, 1.02, 0.83)
+        _one_of_many(forward, backward, one, "admitted" if yes else "refused")
+        if i % columns == 0:
+            for panel, name, color in ((forward, "F", FORWARD), (backward, "B", BACKWARD)):
+                panel.set_ylabel(name, color=color, fontweight="bold", fontsize=9, rotation=0)
+                panel.yaxis.set_label_coords(-0.38, 0.43)
+    return figure
+
+
+def _one_of_many(forward: Axes, backward: Axes, one: Shown, verdict: str) -> None:
+    axis = lay_out(one.pair, one.strength)
+    _forward_and_backward((forward, backward), one.pair, one.strength, axis, SPAN)
+    forward.set_title(one.label, loc="left", color=INK, pad=4)
+    forward.set_title(one.detail, loc="right", color="#555555", pad=4, fontsize=6.5)
+    forward.set_ylim(-1.6, 1.6)
+    forward.set_yticks([-1, 0, 1])
+    forward.tick_params(labelbottom=False)
+    forward.set_xlabel("")
+    backward.set_title("", loc="left")
+    backward.set_xlabel(verdict, fontweight="bold" if verdict == "refused" else "normal")
+    _room(backward)
+
+
+# Panels and curves -------------------------------------------------------------------------------
+
+
+def _panel(panel: Axes, span: float, title: str, below: str) -> None:
+    panel.set_title(title, loc="left", color=INK, pad=4)
+    panel.set_xlabel(below, color=INK, labelpad=1)
+    panel.set_xlim(-span, span)
+    panel.set_xticks([-span, -span / 2, 0, span / 2, span])
+    panel.tick_params(pad=1.5)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.axhline(0, color=FAINT, lw=0.5, zorder=0.5)
+    panel.axvline(0, color=FAINT, lw=0.5, zorder=0.5)
+
+
+def _room(panel: Axes) -> None:
+    """At least a height of 0.6, with air above and below, and few ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = min(panel.dataLim.y0, 0.0), max(panel.dataLim.y1, 0.0)
+    if high - low < 0.6:
+        low, high = (low + high) / 2 - 0.3, (low + high) / 2 + 0.3
+    air = 0.12 * (high - low)
+    panel.set_ylim(low - air, high + air)
+    panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}".replace("-", "\N{MINUS SIGN}"))
+
+
+Piece = tuple[float, float, bool]  # from, to, whether it is decided
+
+
+def _pieces(
+    span: float,
+    breaks: Iterable[float],
+    undecided: Iterable[Segment] = (),
+    low: float = -np.inf,
+    high: float = np.inf,
+) -> list[Piece]:
+    """The drawn axis cut at breaks and where what is undecided begins or ends."""
+    low, high = max(low, -span), min(high, span)
+    undecided = list(undecided)
+    inner = [*breaks, *(end for segment in undecided for end in segment)]
+    cuts = np.unique([low, *(x for x in inner if low < x < high), high])
+    cuts = cuts[np.diff(cuts, prepend=-np.inf) > 1e-6]
+    middles = (cuts[1:] + cuts[:-1]) / 2
+    decided = [not any(a < m < b for a, b in undecided) for m in middles]
+    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), decided, strict=True))
+
+
+def _plot(panel: Axes, curve: Curve, pieces: list[Piece], color: str) -> None:
+    for a, b, decided in pieces:
+        edge = 1e-7 * max(1.0, b - a)
+        x = np.linspace(a + edge, b - edge, max(3, int(POINTS * (b - a) / 4)))
+        y = curve(x)
+        bends = np.abs(np.diff(y, 2)) > 1e-9  # a straight line needs no more than its ends
+        keep = np.concatenate([[True], bends, [True]])
+        style = "-" if decided else "--"
+        panel.plot(_round(x[keep]), _round(y[keep]), style, color=color, solid_capstyle="butt")
+    inner = np.array([b for _, b, _ in pieces[:-1]])
+    if len(inner):
+        _ends(panel, curve, inner, color)
+
+
+def _ends(panel: Axes, curve: Curve, x: Array, color: str) -> None:
+    """At every break a dot for the value taken and a ring for a value only approached."""
+    at, before, after = (_round(curve(x + step)) for step in (0.0, -1e-7, 1e-7))
+    broken = np.abs(after - before) > 1e-3
+    _dots(panel, x[broken], at[broken], color)
+    for side in (before, after):
+        away = broken & (np.abs(side - at) > 1e-3)
+        _dots(panel, x[away], side[away], color, ring=True)
+
+
+def _dots(panel: Axes, x: Array, y: Array, color: str, ring: bool = False) -> None:
+    if len(x):
+        face = "white" if ring else color
+        panel.plot(_round(x), _round(y), "o", color=color, markerfacecolor=face, zorder=3)
+
+
+def _round(y: Array) -> Array:
+    """The same picture on a machine whose tanh differs in the last bit; and no negative zero."""
+    return np.round(y, 5) + 0.0
+
+
+def _breaks(axis: Axis) -> Array:
+    return np.round(axis.left[axis.jump], 9)
+
+
+def _span(axis: Axis) -> float:
+    """As far as the outermost break, with a margin, in round numbers."""
+    breaks = np.abs(axis.left[axis.jump])
+    far = float(breaks.max(initial=0.0))
+    return SPAN if far < 0.9 * SPAN else float(2 * np.ceil(0.75 * far))
