@@ -210,6 +210,7 @@ def test_a_kink_of_forward_is_not_a_jump(by, power):
         assert check(moved).admitted, f"{moved.name}: {check(moved)}"
 
 
+@pytest.mark.xfail(strict=True, reason="spec 14 counts a jump J of F as J / B, whatever its sign")
 def test_a_prox_may_jump_to_where_the_transform_falls():
     # The paper's BNN++ with a non-trivial r. T is free inside the gap of P, so F may jump up
     # while B is negative: T(0.6) > T(-0.6) although T'(0.6) < 0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -130,12 +131,13 @@ def _load(spec: str) -> Pair:
     path = Path(file)
     if not path.is_file():
         raise ValueError(f"there is no file {file!r}")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    module_spec = importlib.util.spec_from_file_location(f"proxbit_user_{path.stem}", path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses look their module up
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{file} does not run: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not isinstance(found, Pair):
@@ -159,7 +161,7 @@ def _range(text: str) -> float | tuple[float, float]:
 
 
 def _fail(message: str) -> NoReturn:
-    typer.echo(f"proxbit: {message}", err=True)
+    typer.echo(f"proxbit: {' '.join(message.split())}", err=True)
     raise typer.Exit(MISTAKE)
 
 

@@ -60,7 +60,11 @@ class Axis:
     @property
     def still(self) -> NDArray[np.bool_]:
         """Where F does not move."""
-        return np.abs(self.rise) <= SMALL * max(1.0, float(np.abs(self.rise).sum()))
+        return np.abs(self.rise) <= SMALL * self._whole
+
+    @property
+    def _whole(self) -> float:
+        return max(1.0, float(np.abs(self.rise).sum()))
 
     @property
     def free(self) -> NDArray[np.bool_]:
@@ -71,6 +75,11 @@ class Axis:
     def dead(self) -> NDArray[np.bool_]:
         """Where F moves although B is zero: no P will do."""
         return ~self.still & (self._size <= NONE * self.largest)
+
+    @property
+    def unresolved(self) -> NDArray[np.bool_]:
+        """Where F may move, but by less than float64 shows: the tail of a smooth sign."""
+        return self.still & (self._size * self.width <= 10 * SMALL * self._whole)
 
     @property
     def flat(self) -> NDArray[np.bool_]:
@@ -92,7 +101,7 @@ def lay_out(pair: Pair, strength: float) -> Axis:
     f = curve_of(pair.forward, strength, "forward")
     b = curve_of(pair.backward, strength, "backward")
     declared = np.asarray(pair.knots(strength) if pair.knots else (), dtype=np.float64)
-    grid = _grid(declared)
+    grid = _refined(b, _refined(f, _grid(declared)))
     found = np.concatenate([declared, _jumps(f, grid), _jumps(b, grid)])
     knots = _distinct(found)
     return _cells(f, b, np.union1d(grid, _zeros(b, grid)), knots)
@@ -103,7 +112,7 @@ def curve_of(f: Map, strength: float, what: str) -> Curve:
     s = torch.tensor(float(strength), dtype=torch.float64)
 
     def curve(x: Array) -> Array:
-        w = torch.from_numpy(np.ascontiguousarray(x))
+        w = torch.from_numpy(np.array(x))  # a copy: a map may work in place
         try:
             y = f(w, s)
         except Exception as error:
@@ -117,7 +126,7 @@ def curve_of(f: Map, strength: float, what: str) -> Curve:
             raise ValueError(f"the {what} map is not finite at w = {place:g}")
         return y.numpy()
 
-    some = np.linspace(-3, 3, 13)
+    some = np.linspace(-3, 3, 13)[np.arange(13) * 5 % 13]  # in no order that a sort would keep
     alone = np.array([curve(some[i : i + 1])[0] for i in range(len(some))])
     if not np.allclose(curve(some), alone, rtol=1e-6, atol=1e-9):
         raise ValueError(f"the {what} map is not elementwise: a value depends on its neighbours")
@@ -127,6 +136,18 @@ def curve_of(f: Map, strength: float, what: str) -> Curve:
 def _grid(knots: Array) -> Array:
     far = np.geomspace(1e-4, REACH, 1401)
     return np.unique(np.concatenate([-far, far, np.linspace(-4, 4, 3201), knots]))
+
+
+def _refined(f: Curve, grid: Array) -> Array:
+    """A grid on which f changes by no more than a fiftieth of its range from point to point."""
+    for _ in range(20):
+        y = f(grid)
+        steep = np.abs(np.diff(y)) > np.ptp(y) / 50
+        steep &= np.diff(grid) > 1e-4 * np.maximum(1e-3, np.abs(grid[1:]))
+        if not steep.any():
+            break
+        grid = np.union1d(grid, ((grid[:-1] + grid[1:]) / 2)[steep])
+    return grid
 
 
 def _jumps(f: Curve, grid: Array) -> Array:
@@ -158,10 +179,10 @@ def _distinct(points: Array) -> Array:
 
 
 def _zeros(b: Curve, grid: Array) -> Array:
-    """Where B changes its sign between two grid points, by bisection."""
-    y = b(grid)
-    crossing = y[1:] * y[:-1] < 0
-    low, high, sign = grid[:-1][crossing], grid[1:][crossing], np.sign(y[:-1][crossing])
+    """Where B becomes or leaves 0, or crosses it, between two grid points, by bisection."""
+    signs = np.sign(b(grid))
+    crossing = signs[1:] != signs[:-1]
+    low, high, sign = grid[:-1][crossing], grid[1:][crossing], signs[:-1][crossing]
     for _ in range(60):
         middle = (low + high) / 2
         same = np.sign(b(middle)) == sign if len(middle) else sign
@@ -190,12 +211,13 @@ def _cells(f: Curve, b: Curve, grid: Array, knots: Array) -> Axis:
         "low": values.min(0),
         "high": values.max(0),
     }
-    at = b(knots) if len(knots) else knots
-    gap = 1e-9 * np.maximum(1.0, np.abs(knots))
-    before = f(knots - gap) if len(knots) else knots
-    after = f(knots + gap) if len(knots) else knots
+    at, gap = b(knots), 1e-9 * np.maximum(1.0, np.abs(knots))
+    # Twice the rise over a gap less the rise over two gaps: at a mere kink nothing is left.
+    near, far = (f(knots + step) - f(knots - step) for step in (gap, 2 * gap))
+    rise = 2 * near - far
+    rise = np.where(np.abs(rise) > 1e-9 * max(1.0, float(np.ptp(f(grid)))), rise, 0.0)
     jumps = {
-        "left": knots, "right": knots, "start": before, "rise": after - before,
+        "left": knots, "right": knots, "start": f(knots - gap), "rise": rise,
         "slope": at, "low": at, "high": at,
     }  # fmt: skip
     first_jump = np.concatenate([np.ones(len(left)), np.zeros(len(knots))])

@@ -48,8 +48,10 @@ class Recovered:
         right = np.cumsum(steps)
         left = right - steps
         at_zero = np.flatnonzero((self.axis.left <= 0) & (self.axis.right >= 0))
-        centre = (left[at_zero[0]] + right[at_zero[-1]]) / 2
-        if not self.axis.jump[at_zero].any():
+        jump = at_zero[self.axis.jump[at_zero]]
+        if len(jump):
+            centre = (left[jump[0]] + right[jump[-1]]) / 2
+        else:
             centre = np.interp(0.0, self.axis.left[at_zero], left[at_zero])
         return left - centre, right - centre
 
@@ -115,7 +117,7 @@ class Recovered:
         low, high = self.domain
         origin = self._integral(np.asarray(self.prox(0.0)))
         value = self._integral(np.clip(z, *self._reach)) - origin
-        value = np.where((z < low - 1e-9) | (z > high + 1e-9), np.inf, value)
+        value = np.where((z < low - 1e-6) | (z > high + 1e-6), np.inf, value)
         if gaps == "infinite":
             for a, b in self.gaps:
                 value = np.where((z > a + 1e-9) & (z < b - 1e-9), np.inf, value)
@@ -181,7 +183,7 @@ def _steps(axis: Axis, smoothing: float) -> Array:
     """By how much P rises over every cell."""
     solid = ~axis.still & ~axis.free
     steps = np.where(solid, axis.rise / np.where(solid, axis.slope, 1.0), 0.0)
-    for first, last in runs(axis.free & ~axis.jump):
+    for first, last in runs((axis.free | axis.unresolved) & ~axis.jump):
         cells = slice(first, last + 1)
         steps[cells] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[
             cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -65,8 +66,15 @@ def repair(pair: Pair, strength: float = 1.0, proximal: Map | None = None) -> li
             "B integrated into T, then F = T o P and B = T' o P with a prox map P",
         ),
     ]
-    options = [Repair(new, how, check(new, strength)) for new, how in candidates]
-    return [option for option in options if option.verdict.admitted]
+    options = [_considered(new, how, strength) for new, how in candidates]
+    return [option for option in options if option and option.verdict.admitted]
+
+
+def _considered(pair: Pair, how: str, strength: float) -> Repair | None:
+    try:
+        return Repair(pair, how, check(pair, strength))
+    except ValueError:  # an F that cannot be differentiated, for one
+        return None
 
 
 def half_way(w: Tensor, s: Strength) -> Tensor:
@@ -105,15 +113,15 @@ def _positive(f: Map, w: Tensor, s: Strength) -> Tensor:
     return f(w, s).clamp_min(0)
 
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
-_PANELS = 8
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_ENDS = [0.0, *(2.0**-k for k in range(11, -1, -1))]
 
 
 def _quadrature(slope: Map, w: Tensor, s: Strength) -> Tensor:
-    """The integral of ``slope`` from 0 to w, by Gauss-Legendre on 8 panels of 24 nodes."""
+    """The integral of ``slope`` from 0 to w, by Gauss-Legendre on panels that halve towards 0."""
     total = torch.zeros_like(w)
-    for panel in range(_PANELS):
+    for low, high in itertools.pairwise(_ENDS):
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-            x = (panel + (float(node) + 1) / 2) / _PANELS
-            total = total + slope(w * x, s) * float(weight)
-    return total * w / (2 * _PANELS)
+            x = low + (high - low) * (float(node) + 1) / 2
+            total = total + slope(w * x, s) * (float(weight) * (high - low) / 2)
+    return total * w

@@ -60,7 +60,11 @@ def check(pair: Pair | Method, strength: float | tuple[float, float] | None = No
     A method is tested over the range of its schedule, and its update rule counts too: PQ, rPC and
     PTB are not of the family whatever their pair. Raises ValueError on what is not a pair at all.
     """
+    if not isinstance(pair, Pair | Method):
+        raise TypeError(f"check takes a Pair or a Method, not {type(pair).__name__}")
     name, given = pair.name, pair
+    if strength is not None:
+        _strengths(strength)
     if isinstance(given, Method):
         if given.rule != PC:
             return Verdict(name, False, (), (_why_not_of_the_family(given),))
