@@ -13,56 +13,32 @@ model and two steps, above those of float, in copies of the binary weights.
 import argparse
 import ctypes
 import gc
-import importlib.util
 import json
 import os
-import platform
 import random
-import shlex
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from contenders import Contender, Learner, contenders, inner_layers, installed
+from evidence import environment
 from rich.console import Console
 from rich.markdown import Markdown
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim import Adam, Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-import proxbit as pb
 from proxbit.compat import allow_torchvision
+from proxbit.methods import METHODS
 from proxbit.models import resnet20
-from proxbit.nn import TASKS, Task
 
-ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- training-step:begin -->", "<!-- training-step:end -->"
 PACKAGES = ("proxbit", "torch", "timm", "torchao", "brevitas")
 WARM_UP = 2
-# Small steps: a memorized batch ends in denormal gradients, which are slow to multiply.
-LEARNING_RATE = 1e-4
-
-
-@dataclass
-class Learner:
-    """A model with the optimizer that trains it."""
-
-    model: nn.Module
-    optimizer: Optimizer
-
-    def step(self, images: Tensor, labels: Tensor) -> None:
-        functional.cross_entropy(self.model(images), labels).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True)
@@ -78,15 +54,6 @@ class Setting:
     def data(self, batch: int | None) -> tuple[Tensor, Tensor]:
         n = batch or self.batch
         return torch.randn(n, 3, self.side, self.side), torch.randint(self.classes, (n,))
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A way to train: which task, by which method or package."""
-
-    task: str
-    method: str
-    learner: Callable[[nn.Module], Learner]
 
 
 @dataclass(frozen=True)
@@ -120,95 +87,6 @@ SETTINGS = {
     "resnet20": Setting("proxbit", resnet20, batch=128, side=32, classes=10),
     "deit_tiny": Setting("timm", deit_tiny, batch=8, side=224, classes=1000),
 }
-
-
-def inner_layers(model: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
-    """The layers that become binary: all but the first (stem, patch embedding) and the last."""
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Conv2d | nn.Linear)
-    }
-    return {name: layers[name] for name in list(layers)[1:-1]}
-
-
-# --- contenders -----------------------------------------------------------------------------
-
-
-def as_float(model: nn.Module) -> Learner:
-    return Learner(model, Adam(model.parameters(), lr=LEARNING_RATE))
-
-
-def ours(model: nn.Module, method: str, task: Task) -> Learner:
-    kinds = {name: type(layer) for name, layer in inner_layers(model).items()}
-    pb.binarize(model, method, task, relu=None if task == "BW" else nn.Hardtanh)
-    missed = [name for name, kind in kinds.items() if type(model.get_submodule(name)) is kind]
-    assert not missed, f"the peers binarize {missed} and {method} does not"
-    learner = as_float(model)
-    pb.attach(model, learner.optimizer, steps=1000)
-    return learner
-
-
-def parq(model: nn.Module) -> Learner:
-    """BinaryConnect in torchao: the hard prox onto +-mean|w| of each output channel.
-
-    A period of 1 renews the scale at each step as ours does, and is the faster choice here: other
-    steps look each weight up with ``bucketize``.
-    """
-    from torchao.prototype.parq import LSBQuantizer, ProxHardQuant, QuantOptimizer  # type: ignore[import-untyped]
-
-    binary = [layer.weight for layer in inner_layers(model).values()]
-    taken = {id(weight) for weight in binary}
-    rest = [weight for weight in model.parameters() if id(weight) not in taken]
-    groups: list[dict[str, Any]] = [{"params": rest}, {"params": binary, "quant_bits": 1}]
-    adam = Adam(groups, lr=LEARNING_RATE)
-    parts = (adam, LSBQuantizer(), ProxHardQuant())
-    return Learner(model, QuantOptimizer(*parts, quant_period=1, quant_per_channel=True))
-
-
-def brevitas(model: nn.Module) -> Learner:
-    """Binary weights of a constant scale with a clamped straight-through gradient."""
-    for name, layer in inner_layers(model).items():
-        model.set_submodule(name, brevitas_twin(layer))
-    return as_float(model)
-
-
-def brevitas_twin(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    from brevitas.nn import QuantConv2d, QuantLinear  # type: ignore[import-untyped]
-    from brevitas.quant import SignedBinaryWeightPerTensorConst as Binary  # type: ignore[import-untyped]
-
-    options: dict[str, Any] = {"bias": layer.bias is not None, "weight_quant": Binary}
-    twin: nn.Module
-    if isinstance(layer, nn.Linear):
-        twin = QuantLinear(layer.in_features, layer.out_features, **options)
-    else:
-        options |= {"stride": layer.stride, "padding": layer.padding, "groups": layer.groups}
-        twin = QuantConv2d(layer.in_channels, layer.out_channels, layer.kernel_size, **options)
-    twin.load_state_dict(layer.state_dict())
-    return twin
-
-
-PEERS = {
-    "torchao": Contender("BW", "torchao PARQ", parq),
-    "brevitas": Contender("BW", "brevitas", brevitas),
-}
-
-
-def contenders(methods: Sequence[str], console: Console) -> list[Contender]:
-    peers = [peer for package, peer in PEERS.items() if installed(package, console)]
-    own = [
-        Contender(task, method, partial(ours, method=method, task=task))
-        for task in TASKS
-        for method in methods
-    ]
-    return [Contender("float", "-", as_float), *sorted(own + peers, key=lambda c: len(c.task))]
-
-
-def installed(package: str, console: Console) -> bool:
-    found = importlib.util.find_spec(package) is not None
-    if not found:
-        console.print(f"{package} is not installed: left out")
-    return found
 
 
 # --- measurement ----------------------------------------------------------------------------
@@ -321,41 +199,6 @@ def middle(values: Sequence[float]) -> tuple[float, float]:
 # --- reports --------------------------------------------------------------------------------
 
 
-def environment(rounds: int, seed: int) -> dict[str, str | int]:
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count() or 1,
-        "threads": torch.get_num_threads(),
-        "versions": ", ".join(f"{p} {version(p)}" for p in PACKAGES),
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": f"`{shlex.join(['python', 'benchmarks/training_step.py', *sys.argv[1:]])}`",
-        "rounds": rounds,
-        "seed": seed,
-    }
-
-
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown CPU")
-
-
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "uncommitted"
-
-
 HEADER = ("task", "method", "time / float", "±", "ms", "peak MiB", "extra copies")
 
 
@@ -422,7 +265,7 @@ def options() -> argparse.Namespace:
         type=one_of(SETTINGS),
         help=f"{', '.join(SETTINGS)} or all",
     )
-    add("--methods", default="bc,pc,bnn++", type=one_of(pb.METHODS), help="comma-separated, or all")
+    add("--methods", default="bc,pc,bnn++", type=one_of(METHODS), help="comma-separated, or all")
     add("--rounds", default=15, type=int, help="timed steps of each contender")
     add("--batch", type=int, help="instead of each model's own")
     add("--threads", type=int, help="of torch, instead of its own choice")
@@ -455,7 +298,7 @@ def main() -> None:
     rows = [
         row for name in names for row in measure(name, field, args.rounds, args.batch, args.seed)
     ]
-    about = environment(args.rounds, args.seed)
+    about = environment(PACKAGES, args.rounds, args.seed)
     console.print(Markdown(tables(rows)))
     if args.json:
         result = {"environment": about, "rows": [asdict(row) for row in rows]}

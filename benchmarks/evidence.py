@@ -1,0 +1,54 @@
+"""Where a figure comes from: machine, versions, commit, command."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment(packages: Sequence[str], rounds: int, seed: int) -> dict[str, str | int]:
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "versions": ", ".join(f"{p} {version(p)}" for p in packages),
+        "python": platform.python_version(),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": f"`{shlex.join(['python', *_script(), *sys.argv[1:]])}`",
+        "rounds": rounds,
+        "seed": seed,
+    }
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown CPU")
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "uncommitted"
+
+
+def _script() -> list[str]:
+    return [str(Path(sys.argv[0]).resolve().relative_to(ROOT))]
