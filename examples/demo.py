@@ -53,7 +53,7 @@ class Plan:
         return math.ceil(self.train_images / BATCH)
 
 
-FULL = Plan(float_epochs=5, binary_epochs=4, train_images=8000, test_images=2000)
+FULL = Plan(float_epochs=5, binary_epochs=3, train_images=8000, test_images=2000)
 QUICK = Plan(float_epochs=1, binary_epochs=2, train_images=256, test_images=200)
 
 

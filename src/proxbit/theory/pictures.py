@@ -95,7 +95,7 @@ FIGURE_5 = (
     Shown("EDE+", pairs.ede_plus, 2.0, "s = 2"),
     Shown("ReAct", pairs.shifted(pairs.bnn, 0.5), detail="a = 0.5"),
 )
-OURS = (Shown("BNN++", pairs.monotone_bnn_plus_plus, 5.0, "monotone, µ = 5"),)
+OURS = (Shown("BNN++", pairs.monotone_bnn_plus_plus, 5.0, "monotone"),)
 CATALOGUE = (*FIGURE_1, *FIGURE_5, *FIGURE_4, *OURS)
 
 
