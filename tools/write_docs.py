@@ -20,7 +20,7 @@ FORMULAS = {
     maps.triangle: "max(2 - 2\\|w\\|, 0)",
     maps.sign_swish: "SS(w) = tanh u + u sech² u, u = s w / 2",
     maps.sign_swish_slope: "SS'(w) = s sech² u (1 - u tanh u)",
-    maps.poly: "k (√2 z - z\\|z\\|/2), z = s w",
+    maps.poly: "k (√2 z - z\\|z\\|/2), z = s w within ±√2",
     maps.poly_slope: "max(k s (√2 - \\|z\\|), 0)",
     maps.soft_sign: "k tanh(s w)",
     maps.soft_sign_slope: "k s sech²(s w)",

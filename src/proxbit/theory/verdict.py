@@ -152,7 +152,8 @@ def _varies_where_flat(axis: Axis) -> str:
 def _far_end(axis: Axis, last: int) -> float:
     """Where a run ends: never, if what follows is only the rest of B's tail."""
     rest = slice(last + 1, None)
-    tail = axis.free[rest].all() and bool((axis.low[rest][:1] != axis.high[rest][:1]).all())
+    height = (axis.high[rest][:1] - axis.low[rest][:1]).max(initial=0.0)
+    tail = bool(axis.free[rest].all()) and height > 1e-14 * axis.largest
     return REACH if tail else float(axis.right[last])
 
 
@@ -183,11 +184,7 @@ def runs(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> list[tuple[int, int]]:
 def describe(segments: Any) -> str:
     """Segments in words: 'w > 0', '|w| > 1', '0 < w < 1'."""
     ends = [(float(a), float(b)) for a, b in segments]
-    if (
-        len(ends) == 2
-        and np.isclose(ends[0][0], -ends[1][1])
-        and np.isclose(ends[0][1], -ends[1][0])
-    ):
+    if len(ends) == 2 and np.allclose(ends[0], (-ends[1][1], -ends[1][0]), rtol=1e-3):
         return _one(ends[1]).replace("w", "|w|")
     return " and ".join(_one(segment) for segment in ends)
 
