@@ -152,8 +152,7 @@ def _varies_where_flat(axis: Axis) -> str:
 def _far_end(axis: Axis, last: int) -> float:
     """Where a run ends: never, if what follows is only the rest of B's tail."""
     rest = slice(last + 1, None)
-    height = (axis.high[rest][:1] - axis.low[rest][:1]).max(initial=0.0)
-    tail = bool(axis.free[rest].all()) and height > 1e-14 * axis.largest
+    tail = bool(axis.free[rest].all()) and last + 1 < len(axis.left) and _is_tail(axis, last + 1)
     return REACH if tail else float(axis.right[last])
 
 
@@ -166,13 +165,25 @@ def _from_to(axis: Axis, first: int, last: int) -> str:
 
 
 def free_segments(axis: Axis) -> tuple[Segment, ...]:
-    """Where B = 0 and F stands still, over more than a point; infinite at the ends of the axis."""
-    found = runs(axis.free)
-    ends = [(axis.left[a], axis.right[b]) for a, b in found if axis.right[b] - axis.left[a] > 1e-6]
+    """Where B = 0 and F stands still, over more than a point; infinite at the ends of the axis.
+
+    The tail of a smooth B, which only rounding makes zero, is not among them.
+    """
+    ends = [
+        (axis.left[a], axis.right[b])
+        for a, b in runs(axis.free)
+        if axis.right[b] - axis.left[a] > 1e-6 and not _is_tail(axis, a if axis.left[a] >= 0 else b)
+    ]
     return tuple(
         (-np.inf if low <= -REACH else float(low), np.inf if high >= REACH else float(high))
         for low, high in ends
     )
+
+
+def _is_tail(axis: Axis, cell: int) -> bool:
+    """Whether a free cell still holds a trace of B."""
+    trace = max(abs(float(axis.low[cell])), abs(float(axis.high[cell])))
+    return trace > 1e-14 * axis.largest
 
 
 def runs(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> list[tuple[int, int]]:
