@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.convert import binary_weights, quantizers
-from proxbit.nn import BinaryWeight
+from proxbit.nn import BinaryWeight, InputQuantizer
 from proxbit.probing import call, run
 from proxbit.text import percent
 
@@ -67,9 +67,9 @@ def harden(
     weights = binary_weights(model)
     if not weights:
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
-    method = weights[0].quantizer.method
-    if not method.binary:
-        _say(tell, f"{method.name} is the float baseline: nothing to harden")
+    weights = [weight for weight in weights if weight.quantizer.method.binary]
+    if not weights:
+        _say(tell, "FP is the float baseline: nothing to harden")
         return model
     if all(weight.quantizer.hard for weight in weights):
         _say(tell, "the model is hard already: nothing changed")
@@ -77,9 +77,10 @@ def harden(
     before = None if example is None else _outputs(model, example)
     gaps = _harden_weights(weights)
     for quantizer in quantizers(model):
-        quantizer.hard = True
+        quantizer.hard = quantizer.hard or isinstance(quantizer, InputQuantizer)
     after = None if example is None else _outputs(model, example)
-    _say(tell, str(Gap(method.name, gaps, *_compare(before, after))))
+    names = ", ".join(dict.fromkeys(weight.quantizer.method.name for weight in weights))
+    _say(tell, str(Gap(names, gaps, *_compare(before, after))))
     return model
 
 

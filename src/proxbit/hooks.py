@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from proxbit import advice
 from proxbit.convert import binary_weights, quantizers
+from proxbit.methods import Method
 from proxbit.nn import BinaryWeight, Quantizer
 
 _ATTACHED: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
@@ -25,12 +26,11 @@ class Attachment:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, steps: int, clip: float | None
+        self, model: nn.Module, optimizer: Optimizer, steps: int, clip: float | str | None
     ) -> None:
         """Collect what the hooks need; :func:`attach` checks and registers."""
         self.weights = binary_weights(model)
         self.quantizers = dict(_named_quantizers(model))
-        self.method = self.weights[0].quantizer.method
         self.steps, self.clip = steps, clip
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -50,7 +50,7 @@ class Attachment:
 
     def refresh(self, optimizer: Optimizer) -> None:
         """Set every strength from the schedule, the present step and, where it counts, the rate."""
-        rates = _rates(optimizer) if self.method.by_rate else {}
+        rates = _rates(optimizer)
         inputs = set(self.quantizers.values()) - {w.quantizer for w in self.weights}
         for quantizer in inputs:
             quantizer.set_strength(float(quantizer.schedule(self.progress)))
@@ -59,8 +59,9 @@ class Attachment:
             weight.quantizer.set_strength(self._strength(weight, rate))
 
     def _strength(self, weight: BinaryWeight, rate: float) -> float | Tensor:
-        value = float(self.method.schedule(self.progress))
-        if not self.method.by_rate:
+        method = weight.quantizer.method
+        value = float(method.schedule(self.progress))
+        if not method.by_rate:
             return value
         # A proximal-gradient threshold is in weights; the pair measures in units.
         unit = weight.quantizer.unit
@@ -68,18 +69,17 @@ class Attachment:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """PQ and rPC: let the step start from the quantized weight."""
-        if self.method.rule.start_from != "quantized":
-            return
         for weight in _once(self.weights):
-            if not weight.quantizer.hard:
+            quantizer = weight.quantizer
+            if quantizer.rule.start_from == "quantized" and not quantizer.hard:
                 weight.write(weight.quantizer.proximal(weight.latent))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Clip, count, move the strength."""
-        if self.clip is not None:
-            for weight in _once(self.weights):
-                if not weight.quantizer.hard:
-                    weight.parameter.detach().clamp_(-self.clip, self.clip)
+        for weight in _once(self.weights):
+            bound = _bound(weight.quantizer.method, self.clip)
+            if bound is not None and not weight.quantizer.hard:
+                weight.parameter.detach().clamp_(-bound, bound)
         step = self.step + 1
         for quantizer in self.quantizers.values():
             quantizer.step = step
@@ -137,9 +137,10 @@ def attach(
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) before attach")
     _refuse_second(optimizer, set(quantizers(model)))
     _require_owned(model, optimizer, weights)
-    bound = _bound(weights, clip)
-    advice.warn_of_freezing(weights[0].quantizer.method, steps)
-    attachment = Attachment(model, optimizer, steps, bound)
+    for method in dict.fromkeys(weight.quantizer.method for weight in weights):
+        _bound(method, clip)
+        advice.warn_of_freezing(method, steps)
+    attachment = Attachment(model, optimizer, steps, clip)
     _ATTACHED[optimizer] = attachment
     return attachment
 
@@ -173,8 +174,7 @@ def _require_owned(model: nn.Module, optimizer: Optimizer, weights: list[BinaryW
         )
 
 
-def _bound(weights: list[BinaryWeight], clip: float | str | None) -> float | None:
-    method = weights[0].quantizer.method
+def _bound(method: Method, clip: float | str | None) -> float | None:
     if clip == "auto":
         return method.clip if method.scale.kind == "none" else None
     if clip is None or (isinstance(clip, int | float) and clip > 0):

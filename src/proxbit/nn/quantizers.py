@@ -40,9 +40,8 @@ class Quantizer(nn.Module):
         super().__init__()
         self.pair, self.schedule, self.rule = pair, schedule, rule
         self.step, self.hard = 0, False
-        self.stale = (
-            False  # whether weights were loaded without this state: from a float checkpoint
-        )
+        # Whether weights were loaded without this state: from a float checkpoint.
+        self.stale = False
         dtype = torch.promote_types(like.dtype, torch.float32)
         start = torch.tensor(float(schedule(0.0)), device=like.device, dtype=dtype)
         self.register_buffer("strength", start, persistent=False)
