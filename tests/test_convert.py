@@ -1247,7 +1247,7 @@ def test_two_methods_live_in_one_model() -> None:
     """Each part keeps its own schedule, rule and clipping under one attach, and hardens once."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "c": nn.Linear(4, 2)})
-    pb.binarize(model["a"], "bnn++", only="*", schedule=pb.Linear(10, 30))
+    pb.binarize(model["a"], "bnn++", only="*", schedule=pb.Linear(1, 21))
     pb.binarize(model["b"], "pq", only="*", scale="none")
     pb.binarize(model["c"], "fp", only="*")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -1256,7 +1256,7 @@ def test_two_methods_live_in_one_model() -> None:
     expected = model["b"].binary.weight_quantizer.proximal(before)
     optimizer.step()  # without gradients: only the rule acts
     assert torch.equal(model["b"].weight.detach(), expected.clamp(-1, 1))
-    assert float(model["a"].binary.weight_quantizer.strength) == 20.0
+    assert float(model["a"].binary.weight_quantizer.strength) == 11.0
     told: list[str] = []
     pb.harden(model, tell=told.append)
     assert "(BNN++, PQ)" in told[0]
