@@ -2,8 +2,9 @@
 
     python examples/demo.py [--quick]
 
-The images (a part of Fashion-MNIST) come with the package. Everything follows from SEED: a second
-run prints the same table but for the seconds. ``--quick`` only shows that all of it works.
+The images (a part of Fashion-MNIST) come with the package. Everything follows from SEED and the
+number of threads: a second run prints the same table but for the seconds. ``--quick`` only shows
+that all of it works.
 """
 
 import copy
