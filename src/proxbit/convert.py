@@ -95,7 +95,7 @@ def binarize(
     _switch_off_fused_paths(model)
     notes = _replace_relus(model, constant, relu)
     advice.warn_once(binary_weights(model), notes)
-    saved = sum(_saving(weight) for weight in _unique(binary_weights(model)))
+    saved = sum(_saving(weight) for weight in once(binary_weights(model)))
     return Report(chosen.name, form.task, lines, bytes_float, bytes_float - saved, tuple(notes))
 
 
@@ -125,6 +125,11 @@ def _own(name: str, module: Any) -> Iterator[BinaryWeight]:
     if hasattr(module, "float_class"):
         yield from module.binary_weights(prefix)
     yield from parametrized.binary_weights(module, prefix)
+
+
+def once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
+    """Tied weights once: their bits are stored once, and a prox applied twice is another prox."""
+    return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
 
 
 def quantizers(model: nn.Module) -> list[Quantizer]:
@@ -279,11 +284,6 @@ def _lines(choices: list[Choice], form: Form) -> tuple[LayerLine, ...]:
 def _bytes(model: nn.Module) -> int:
     tensors = [t for t in (*model.parameters(), *model.buffers()) if not is_lazy(t)]
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
-
-
-def _unique(weights: list[BinaryWeight]) -> list[BinaryWeight]:
-    """Tied weights once."""
-    return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
 
 
 def _saving(weight: BinaryWeight) -> int:

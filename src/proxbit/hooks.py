@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from proxbit import advice
-from proxbit.convert import binary_weights, quantizers
+from proxbit.convert import binary_weights, once, quantizers
 from proxbit.methods import Method
 from proxbit.nn import BinaryWeight, Quantizer
 
@@ -69,14 +69,14 @@ class Attachment:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """PQ and rPC: let the step start from the quantized weight."""
-        for weight in _once(self.weights):
+        for weight in once(self.weights):
             quantizer = weight.quantizer
             if quantizer.rule.start_from == "quantized" and not quantizer.hard:
                 weight.write(weight.quantizer.proximal(weight.latent))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Clip, count, move the strength."""
-        for weight in _once(self.weights):
+        for weight in once(self.weights):
             bound = _bound(weight.quantizer.method, self.clip)
             if bound is not None and not weight.quantizer.hard:
                 weight.parameter.detach().clamp_(-bound, bound)
@@ -189,8 +189,3 @@ def _named_quantizers(model: nn.Module) -> list[tuple[str, Quantizer]]:
 def _rates(optimizer: Optimizer) -> dict[int, float]:
     """The learning rate of every Parameter, now: a scheduler moves it, a load replaces groups."""
     return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
-    """Tied weights once: a prox applied twice would be another prox."""
-    return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
