@@ -46,7 +46,9 @@ class Scale:
         if self.kind == "mean":
             return self.mean_size(w)
         dims = self.dims(w)
-        power = (f * f).mean(dims, keepdim=True)  # means, not sums: those overflow in half
+        # Means, not sums: those overflow in half. The norm is one pass where f * f would be two.
+        size = torch.linalg.vector_norm(f, dim=dims, keepdim=True)
+        power = (size / (f.numel() / size.numel()) ** 0.5).square()
         return (w * f).mean(dims, keepdim=True) / power.clamp_min(torch.finfo(f.dtype).tiny)
 
     def mean_size(self, w: Tensor) -> Tensor:
