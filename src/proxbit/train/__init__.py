@@ -1,0 +1,1 @@
+"""Parts of a training run: distillation and norms for transformers."""

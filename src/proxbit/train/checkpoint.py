@@ -1,0 +1,128 @@
+"""Checkpoints: one safetensors file each, written whole or not at all, and checked when read.
+
+Tensors and JSON only: nothing that is loaded can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxbit.nn.quantizers import whole
+
+FORMAT = "proxbit checkpoint 1"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` in one step: a kill at any moment leaves the old file or the new.
+
+    The temporary file lies in the same folder; a full disk leaves the old file as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Tensors and plain values in one file, with a digest of both."""
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    text = json.dumps(state, sort_keys=True)
+    metadata = {"format": FORMAT, "state": text, "digest": _digest(plain, text)}
+    write_atomically(path, save(plain, metadata))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :func:`save_checkpoint` wrote; one sentence for any file that is not exactly that."""
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint {str(path)!r}")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        tensors = load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
+    if metadata.get("format") != FORMAT:
+        given = metadata.get("format", "no format")
+        raise ValueError(f"{path} is not a checkpoint of this version ({given}, not {FORMAT})")
+    text = metadata.get("state", "")
+    if metadata.get("digest") != _digest(tensors, text):
+        raise ValueError(f"{path} was changed or damaged: its content does not match its digest")
+    return tensors, json.loads(text)
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    """A fingerprint of names, shapes, types, values and state."""
+    hashed = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, t in sorted(tensors.items()):
+        hashed.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
+        hashed.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state of an optimizer by parameter name: it outlives the order of the parameters.
+
+    Sharded states (FSDP2) are gathered, so every process must call this.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                found[f"{names[id(parameter)]}/{key}"] = whole(value)
+    return found
+
+
+def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Take the state back, wherever the parameters live now."""
+    parameters = dict(model.named_parameters())
+    for name, value in tensors.items():
+        owner, _, key = name.rpartition("/")
+        if owner not in parameters:
+            raise ValueError(f"the checkpoint is of another model: it has a state of {owner!r}")
+        parameter = parameters[owner]
+        moved = value if value.dim() == 0 else beside(value, parameter)
+        optimizer.state[parameter][key] = moved
+
+
+def beside(value: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor on the device of a parameter, and sharded as it is."""
+    if not hasattr(parameter, "full_tensor") or value.shape != parameter.shape:
+        return value.to(parameter.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    local = value.to(parameter.device)
+    return distribute_tensor(local, parameter.device_mesh, parameter.placements)
+
+
+def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under ``prefix/name``."""
+    return {f"{prefix}/{name}": t for name, t in tensors.items()}
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with ``prefix/``, without it."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files of a run that was killed while it wrote."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)

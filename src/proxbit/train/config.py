@@ -1,0 +1,256 @@
+"""Everything that a run depends on, as one frozen record that turns into JSON and back.
+
+The help of ``proxbit train`` is made from this file: a field, its default and its sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from proxbit.text import unknown
+
+
+def option(
+    default: Any, help: str, *, group: str, known: tuple[str, ...] = (), shown: str = ""
+) -> Any:
+    """A field with its help.
+
+    ``known`` lists the words that it takes, if they are few; ``shown`` stands for a default of
+    None.
+    """
+    shown = shown or ("none" if default is None else str(default))
+    metadata = {"help": help, "group": group, "known": known, "shown": shown}
+    return field(default=default, metadata=metadata)
+
+
+_DATA, _MODEL, _BITS = "Data", "Model", "Binarization"
+_STEPS, _PROTOCOLS, _RUN = "Optimization", "Protocols", "The run"
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. ``None`` means: chosen from the model, the data and the method (see ``resolve``)."""
+
+    model: str = option(
+        "resnet8",
+        "resnet8 to resnet56, tiny_vit, timm/NAME, or FILE.py:FUNCTION (executed).",
+        group=_MODEL,
+    )
+    data: str = option(
+        "fashion", "fashion (embedded), cifar10, cifar100, npz:FILE or folder:PATH.", group=_DATA
+    )
+    method: str = option(
+        "bnn++", "A method (see 'proxbit methods'); fp trains in float.", group=_BITS
+    )
+    task: str = option(
+        "BW",
+        "BW: weights; BWA: and activations; BWAA: and accumulators.",
+        group=_BITS,
+        known=("BW", "BWA", "BWAA"),
+    )
+    pipeline: str | None = option(
+        None,
+        "fine-tune (from --weights) or end-to-end (from random weights).",
+        group=_MODEL,
+        known=("fine-tune", "end-to-end"),
+        shown="by --weights",
+    )
+    weights: str | None = option(
+        None,
+        "Float weights to start from: a .safetensors file, a run of ours, or 'pretrained'.",
+        group=_MODEL,
+    )
+    new_head: bool = option(
+        False, "Leave the classifier fresh where its classes differ.", group=_MODEL
+    )
+    image_size: int | None = option(
+        None, "Side of the images that the model gets.", group=_MODEL, shown="that of the data"
+    )
+    patch_size: int | None = option(
+        None, "Side of a vision transformer's patches.", group=_MODEL, shown="that of the model"
+    )
+    drop_path: float = option(0.0, "Stochastic depth of a timm model.", group=_MODEL)
+    data_root: str = option("data", "Where CIFAR lies.", group=_DATA)
+    download: bool = option(False, "Fetch CIFAR where it is missing.", group=_DATA)
+    augment: str | None = option(
+        None,
+        "none, crop (crop and flip) or timm (RandAugment, mixup, cutmix, erasing).",
+        group=_DATA,
+        known=("none", "crop", "timm"),
+        shown="by model",
+    )
+    hold_back: float = option(
+        0.0,
+        "Share of the training images kept for validation; the best checkpoint is then "
+        "chosen on them, otherwise on the test images.",
+        group=_DATA,
+    )
+    workers: int = option(0, "Processes that decode image folders.", group=_DATA)
+    settings: str = option(
+        "default",
+        "default, or paper: the strengths and scales it states.",
+        group=_BITS,
+        known=("default", "paper"),
+    )
+    strength: str | None = option(
+        None,
+        "FROM:TO, a linear strength schedule instead of the method's own.",
+        group=_BITS,
+        shown="the method's",
+    )
+    scale: str | None = option(
+        None, "none, layer, channel, ls or ls-layer.", group=_BITS, shown="the method's"
+    )
+    unit: str | None = option(
+        None,
+        "What a pair takes for one: one, current or initial.",
+        group=_BITS,
+        shown="the method's",
+    )
+    only: str | None = option(None, "Globs of the layers to binarize, with commas.", group=_BITS)
+    skip: str | None = option(None, "Globs of the layers to leave float, with commas.", group=_BITS)
+    relu: str | None = option(
+        None,
+        "What replaces a ReLU in front of a binary input.",
+        group=_BITS,
+        known=("keep", "hardtanh", "prelu", "identity"),
+        shown="by model",
+    )
+    bits: int = option(8, "Width of the BWAA accumulator.", group=_BITS)
+    penalty: float = option(0.0, "Weight of the overflow penalty in BWAA.", group=_BITS)
+    epochs: int = option(5, "Passes over the training images.", group=_STEPS)
+    batch: int = option(128, "Images per step, over all processes.", group=_STEPS)
+    limit: int | None = option(None, "At most so many steps per epoch.", group=_STEPS)
+    optimizer: str | None = option(
+        None,
+        "adam, adamw or sgd (Nesterov 0.9).",
+        group=_STEPS,
+        known=("adam", "adamw", "sgd"),
+        shown="by model",
+    )
+    rate: float | None = option(None, "Highest learning rate.", group=_STEPS, shown="by optimizer")
+    warmup: float = option(0.05, "Share of the steps in which the rate rises.", group=_STEPS)
+    decay: str = option(
+        "cosine",
+        "How the rate falls afterwards.",
+        group=_STEPS,
+        known=("cosine", "linear", "constant"),
+    )
+    weight_decay: float | None = option(
+        None, "Of float weights; norms and biases have none.", group=_STEPS, shown="by model"
+    )
+    latent_decay: float = option(0.0, "Weight decay of latent weights.", group=_STEPS)
+    clip_norm: float | None = option(None, "Largest norm of the gradient.", group=_STEPS)
+    accumulate: int = option(1, "Parts in which a batch is computed, to save memory.", group=_STEPS)
+    smoothing: float = option(0.0, "Label smoothing.", group=_STEPS)
+    frozen: float = option(
+        0.15,
+        "Last share of the steps, after hardening: signs stay, the rest trains on.",
+        group=_STEPS,
+    )
+    recalibrate: int = option(
+        20, "Batches that refresh batch-norm statistics of a hard network.", group=_STEPS
+    )
+    ema: float = option(
+        0.0, "Decay of an average of the weights that is evaluated instead.", group=_STEPS
+    )
+    distill: bool | None = option(
+        None, "Learn from the float network.", group=_PROTOCOLS, shown="on for transformers"
+    )
+    teacher: str | None = option(
+        None, "Its weights, if they are not those the run starts from.", group=_PROTOCOLS
+    )
+    terms: str | None = option(
+        None, "Terms of the distillation: of logits,labels,relations,hidden.", group=_PROTOCOLS
+    )
+    per_sample: bool = option(
+        False, "Norms of the distillation per sample, not per batch.", group=_PROTOCOLS
+    )
+    attention_norm: bool | None = option(
+        None,
+        "One more LayerNorm on each attention branch.",
+        group=_PROTOCOLS,
+        shown="on for transformers",
+    )
+    pretrain: int | None = option(
+        None,
+        "Epochs of binary pre-training before fine-tuning.",
+        group=_PROTOCOLS,
+        shown="1 for transformers",
+    )
+    pretrain_data: str | None = option(
+        None,
+        "Its data, as --data; by default the same data at a tenth of the rate.",
+        group=_PROTOCOLS,
+    )
+    seed: int = option(0, "Every random choice follows from it.", group=_RUN)
+    precision: str = option("no", "Mixed precision.", group=_RUN, known=("no", "bf16", "fp16"))
+    cpu: bool = option(False, "Stay on the CPU where there is a GPU.", group=_RUN)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, with one sentence."""
+        for each in fields(self):
+            check_field(each, getattr(self, each.name))
+
+    def to_json(self) -> str:
+        """The record as text."""
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any], source: str = "the configuration") -> Config:
+        """The record from plain values; unknown keys and wrong types are named."""
+        kinds, names = get_type_hints(Config), [each.name for each in fields(Config)]
+        for key, value in values.items():
+            if key not in names:
+                raise ValueError(f"{source}: {unknown('option', key, names)}")
+            if not _fits(value, kinds[key]):
+                raise ValueError(f"{source}: {key} cannot be {value!r}")
+        return Config(**values)
+
+
+def read_config(path: str | Path) -> Config:
+    """A configuration from a JSON file, such as the config.json of a run."""
+    try:
+        values = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {str(path)!r}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{path} is not a readable JSON file: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds {type(values).__name__}, not a JSON object of options")
+    return Config.from_dict(values, str(path))
+
+
+_POSITIVE = ("epochs", "batch", "accumulate", "limit", "image_size", "patch_size", "rate",
+             "clip_norm", "bits")  # fmt: skip
+_SHARES = ("hold_back", "warmup", "frozen", "ema", "smoothing", "drop_path")
+_NOT_NEGATIVE = ("workers", "recalibrate", "weight_decay", "latent_decay", "penalty", "pretrain")
+
+
+def check_field(each: Field[Any], value: Any) -> None:
+    """One sentence for a value that cannot be."""
+    name, known = each.name, each.metadata["known"]
+    if value is None:
+        return
+    if known and value not in known:
+        raise ValueError(unknown(name, value, known))
+    if name in _POSITIVE and not 0 < value < float("inf"):
+        raise ValueError(f"{name} is a number above 0, not {value}")
+    if name in _NOT_NEGATIVE and not 0 <= value < float("inf"):
+        raise ValueError(f"{name} is a number from 0 on, not {value}")
+    if name in _SHARES and not 0 <= value < 1:
+        raise ValueError(f"{name} is a share from 0 to below 1, not {value}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_fits(value, each) for each in get_args(kind))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -1,0 +1,77 @@
+"""What a person sees of a run: a bar while it trains, a line per epoch, a line at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from proxbit.text import percent, size
+from proxbit.train.records import Record
+from proxbit.train.trainer import Trainer
+
+HEAD = "    epoch  phase      loss     soft     hard    flips  strength  time"
+
+
+class Display:
+    """Watches a trainer; on a terminal with a bar, in a log file with lines only."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        """``quiet`` leaves out the bar."""
+        self.console = console
+        columns = (
+            TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        shown = console.is_terminal and not quiet
+        self.bar = Progress(*columns, console=console, transient=True, disable=not shown)
+        self.tasks: dict[int, Any] = {}
+
+    def __enter__(self) -> Display:
+        """Start the bar."""
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+    def watch(self, trainer: Trainer) -> None:
+        """After a step: move the bar."""
+        if id(trainer) not in self.tasks:
+            self.tasks[id(trainer)] = self.bar.add_task("", total=trainer.steps, note="")
+        note = f"{trainer.phase}, loss {trainer.last_loss:.3f}"
+        self.bar.update(
+            self.tasks[id(trainer)], completed=trainer.progress.step, note=note,
+            description=f"{trainer.stage} {trainer.epoch + 1}/{trainer.config.epochs}",
+        )  # fmt: skip
+
+    def head(self) -> None:
+        """The names of the columns."""
+        self.console.print(HEAD, style="bold", highlight=False)
+
+    def line(self, record: Record, epochs: int) -> None:
+        """One epoch."""
+        flips = "-" if record.flips is None else percent(record.flips)
+        strength = "-" if record.strength is None else f"{record.strength:.3g}"
+        text = (
+            f"{record.epoch:>4}/{epochs:<4}  {record.phase:<6}  {record.loss:>7.4f}  "
+            f"{100 * record.soft:>6.2f}%  {100 * record.hard:>6.2f}%  {flips:>7}  {strength:>8}  "
+            f"{record.seconds:.0f} s{'  best' if record.best else ''}"
+        )
+        self.console.print(text, highlight=False)
+
+
+def final_line(result: dict[str, Any]) -> str:
+    """Float, soft, hard and the gap, with what they were measured on."""
+    names = ("float", "soft", "hardened", "hard")
+    words = {"float": "float", "soft": "soft", "hardened": "hard at once", "hard": "hard"}
+    shares = [f"{words[n]} {100 * result[n]:.2f} %" for n in names if result[n] is not None]
+    gap = "" if result["gap"] is None else f", gap {100 * result['gap']:+.2f} points"
+    sizes = f"{size(result['bytes_packed'])} packed, {size(result['bytes_float'])} float"
+    return (
+        f"{', '.join(shares)}{gap} ({result['n']:,} {result['part']} images, seed "
+        f"{result['seed']}); {sizes}; {result['seconds']:.0f} s"
+    )

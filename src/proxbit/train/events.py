@@ -1,0 +1,30 @@
+"""TensorBoard events, where tensorboard is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from proxbit.train.records import Record
+
+CURVES = ("loss", "rate", "strength", "soft", "hard", "flips", "saturated", "overflow")
+
+
+class Events:
+    """One curve per number of a record."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder; one sentence where tensorboard is missing."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("--tensorboard needs 'pip install tensorboard'") from error
+        self.writer: Any = SummaryWriter(str(folder))
+
+    def write(self, record: Record) -> None:
+        """One epoch."""
+        for name in CURVES:
+            value = getattr(record, name)
+            if value is not None:
+                self.writer.add_scalar(name, value, record.step)
+        self.writer.flush()

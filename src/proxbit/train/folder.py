@@ -1,0 +1,118 @@
+"""The folder of a run: what lies where, who may write, and whether there is room.
+
+config.json         every option, resolved: repeats the run
+about.json          versions, commit, device, command
+metrics.jsonl       one record per epoch
+last.safetensors    everything needed to continue
+model.safetensors   the best hard network: an ordinary state_dict
+result.json         the final figures, when the run is done
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from proxbit._version import __version__
+from proxbit.text import size
+from proxbit.train.checkpoint import remove_leftovers, write_atomically
+from proxbit.train.config import Config
+
+
+class RunFolder:
+    """One folder for one run; a second process cannot write into it at the same time."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Name the files; nothing is touched yet."""
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.last = self.path / "last.safetensors"
+        self.model = self.path / "model.safetensors"
+        self.result = self.path / "result.json"
+        self._lock: IO[str] | None = None
+
+    def create(self, config: Config, command: list[str]) -> None:
+        """Begin: refuse a folder that holds anything, and say where nothing can be written."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ValueError(
+                f"{str(self.path)!r} exists and is not empty: choose another --out, or continue "
+                f"with --resume {self.path}"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            self.write("config.json", json.loads(config.to_json()))
+            self.write("about.json", about(command))
+        except OSError as error:
+            raise ValueError(f"cannot write into {str(self.path)!r}: {error.strerror}") from error
+
+    def open(self) -> None:
+        """Continue: the folder must hold a run that has begun."""
+        if not self.config.is_file():
+            raise ValueError(f"{str(self.path)!r} is not the folder of a run: no config.json in it")
+        self.lock()
+        remove_leftovers(self.path)
+
+    def lock(self) -> None:
+        """Keep other processes out until this one ends."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ValueError(f"another process is training in {str(self.path)!r}") from None
+
+    def close(self) -> None:
+        """Let others in."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def require_space(self, needed: int) -> None:
+        """Refuse to begin where the checkpoints will not fit."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise ValueError(
+                f"{str(self.path)!r} has {size(free)} left, and checkpoints need {size(needed)}: "
+                "free some space or choose another --out"
+            )
+
+    def write(self, name: str, values: dict[str, Any]) -> None:
+        """A small JSON file, whole or not at all."""
+        write_atomically(self.path / name, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def about(command: list[str]) -> dict[str, Any]:
+    """What else a result depends on: versions, commit, machine, command."""
+    import numpy as np
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
+    return {
+        "proxbit": __version__, "torch": torch.__version__, "numpy": np.__version__,
+        "python": platform.python_version(), "platform": platform.platform(), "commit": _commit(),
+        "device": device or platform.machine(), "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(), "command": command or sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }  # fmt: skip
+
+
+def _commit() -> str | None:
+    """The commit of the source, where it is a git checkout."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

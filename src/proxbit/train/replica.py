@@ -1,0 +1,140 @@
+"""A copy of the network that is evaluated, soft and hard, while the original trains on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit import maps
+from proxbit.convert import binary_weights, quantizers
+from proxbit.hardening import harden, recalibrate
+from proxbit.nn import Quantizer
+from proxbit.nn.quantizers import whole
+from proxbit.train.checkpoint import beside
+
+
+def quantizer_states(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Strength, step, unit and hardness of every quantizer, by name."""
+    return {n: m.saved() for n, m in model.named_modules() if isinstance(m, Quantizer)}
+
+
+def restore_quantizers(model: nn.Module, states: dict[str, dict[str, Any]]) -> None:
+    """Take them back; a state of another model is refused before anything changes."""
+    found = {n: m for n, m in model.named_modules() if isinstance(m, Quantizer)}
+    if set(found) != set(states):
+        odd = sorted(set(found) ^ set(states))[0]
+        raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
+    for name, quantizer in found.items():
+        quantizer.restored(states[name])
+    for weight in binary_weights(model):
+        weight.settle()
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a model by name, gathered where they are sharded."""
+    return {name: whole(value) for name, value in model.state_dict().items()}
+
+
+class Replica:
+    """A whole, unsharded copy of the network, to be brought up to date and measured."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Copy the model before it is wrapped."""
+        self.model = copy.deepcopy(model)
+
+    def follow(self, model: nn.Module, average: Average | None = None) -> None:
+        """Become the present network: its average, if one is kept."""
+        state = full_state(model)
+        if average is not None:
+            state |= average.whole()
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                value.copy_(state[name])
+        restore_quantizers(self.model, quantizer_states(model))
+        self.model.eval()
+
+    def harden(self, batches: Iterable[Any], count: int) -> None:
+        """Become hard, with batch-norm statistics that fit."""
+        if all(q.hard for q in quantizers(self.model)):
+            return
+        harden(self.model, tell=None)
+        self.recalibrate(batches, count)
+
+    def recalibrate(self, batches: Iterable[Any], count: int) -> None:
+        """Refresh the running statistics of norms that keep them."""
+        kind = nn.modules.batchnorm._BatchNorm
+        norms = [m for m in self.model.modules() if isinstance(m, kind) and m.track_running_stats]
+        if count and norms:
+            recalibrate(self.model, islice(batches, count))
+
+
+class Average:
+    """An exponential average of the parameters; sharded where they are."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """Start at the present values."""
+        self.decay = decay
+        self.values = {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move a small step towards the present values."""
+        for name, parameter in model.named_parameters():
+            self.values[name].lerp_(parameter.detach(), 1 - self.decay)
+
+    def whole(self) -> dict[str, Tensor]:
+        """The average by name, gathered where it is sharded."""
+        return {name: whole(value) for name, value in self.values.items()}
+
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Take the average back from a checkpoint."""
+        self.values = {n: beside(values[n], mine) for n, mine in self.values.items()}
+
+    @torch.no_grad()
+    def write_to(self, model: nn.Module) -> None:
+        """Let the model have the average."""
+        for name, parameter in model.named_parameters():
+            parameter.detach().copy_(self.values[name])
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The signs of all binary weights at one moment, for counting flips."""
+
+    values: dict[str, Tensor]
+
+    @staticmethod
+    def of(model: nn.Module) -> Signs:
+        """The signs now: of the quantized weight, as ``harden`` would take them."""
+        with torch.no_grad():
+            return Signs({n: maps.sign(q).to(torch.int8) for n, q in _quantized(model)})
+
+    def flips(self, other: Signs) -> float:
+        """The share that differs."""
+        count = sum(value.numel() for value in self.values.values())
+        different = sum(
+            int((value != other.values[name]).sum()) for name, value in self.values.items()
+        )
+        return different / max(count, 1)
+
+
+def _quantized(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for weight in binary_weights(model):
+        yield weight.name, weight.quantizer.proximal(weight.latent)
+
+
+@torch.inference_mode()
+def count_right(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[int, int]:
+    """How many images of these batches the model gets right, and how many there are."""
+    right = seen = 0
+    for x, y in batches:
+        if len(y):
+            right += int((model(x).argmax(1) == y).sum())
+            seen += len(y)
+    return right, seen

@@ -1,0 +1,98 @@
+"""Runs side by side: a table, and their curves in one picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxbit.text import table
+from proxbit.train.config import Config, read_config
+from proxbit.train.fitting import read_result
+from proxbit.train.folder import RunFolder
+from proxbit.train.records import Record, read_records
+
+PANELS = (
+    ("hard", "accuracy (hard), %", 100.0),
+    ("gap", "soft minus hard, points", 100.0),
+    ("flips", "signs flipped per epoch, %", 100.0),
+    ("saturated", "within 5 % of ±scale, %", 100.0),
+    ("strength", "strength", 1.0),
+    ("loss", "training loss", 1.0),
+)
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What one folder tells of its run."""
+
+    name: str
+    config: Config
+    records: tuple[Record, ...]
+    result: dict[str, Any] | None
+
+    @staticmethod
+    def of(path: str) -> RunView:
+        """Read a folder; a run in progress is shown as far as it is."""
+        folder = RunFolder(path)
+        if not folder.config.is_file():
+            raise ValueError(f"{path!r} is not the folder of a run: no config.json in it")
+        records = tuple(read_records(folder.metrics))
+        return RunView(path, read_config(folder.config), records, read_result(path))
+
+    @property
+    def best(self) -> Record | None:
+        """The epoch with the best hard accuracy."""
+        return max(self.records, key=lambda record: record.hard, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: options that matter, the best epoch, the result."""
+        best = None if self.best is None else self.best.to_dict()
+        options = {k: getattr(self.config, k) for k in ("model", "data", "method", "task", "seed")}
+        done = len(self.records)
+        return {"run": self.name, **options, "epochs": done, "best": best, "result": self.result}
+
+
+def compare(views: list[RunView]) -> str:
+    """One row per run."""
+    head = ("run", "method", "task", "model", "data", "seed", "epochs", "soft %", "hard %", "state")
+    return table(head, [_row(view) for view in views])
+
+
+def _row(view: RunView) -> tuple[str, ...]:
+    config, best, result = view.config, view.best, view.result
+    soft = result["soft"] if result else None
+    for record in view.records:
+        soft = record.soft if result is None and record.phase != "frozen" else soft
+    return (
+        view.name, config.method, config.task, config.model, config.data, str(config.seed),
+        f"{len(view.records)}/{config.epochs}", "-" if soft is None else f"{100 * soft:.2f}",
+        "-" if best is None else f"{100 * best.hard:.2f}", "done" if result else "open",
+    )  # fmt: skip
+
+
+def draw_runs(views: list[RunView], path: str) -> None:
+    """Accuracy, gap, flips, saturation, strength and loss over the epochs, all runs in each."""
+    if Path(path).suffix not in (".png", ".svg"):
+        raise ValueError(f"a picture ends in .png or .svg, not {path!r}")
+    empty = [view.name for view in views if not view.records]
+    if empty:
+        raise ValueError(f"{empty[0]!r} has no finished epoch yet: nothing to draw")
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError("pictures need matplotlib: pip install 'proxbit[plot]'") from error
+    figure = Figure(figsize=(11, 6.2), layout="constrained")
+    for axes, (name, title, factor) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+        for view in views:
+            points = [(r.epoch, getattr(r, name)) for r in view.records]
+            known = [(x, factor * y) for x, y in points if y is not None]
+            axes.plot(*zip(*known, strict=True) if known else ([], []), marker=".", label=view.name)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=130)
