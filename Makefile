@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: demo test check bench clean
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
-	$(BIN)/python examples/demo.py
+	$(BIN)/proxbit demo
 
 test: $(VENV)/test.done  ## all tests
 	$(BIN)/python -m pytest
@@ -17,8 +17,9 @@ check: $(VENV)/check.done  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/bench.done  ## cost of a training step, written into docs/performance.md
+bench: $(VENV)/bench.done  ## cost of a training step and of the loop, into docs/performance.md
 	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md
+	$(BIN)/python benchmarks/epoch.py --markdown docs/performance.md
 
 $(VENV)/base.done: constraints.txt
 	$(PYTHON) -m venv $(VENV)

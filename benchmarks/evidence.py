@@ -52,3 +52,19 @@ def commit() -> str:
 
 def _script() -> list[str]:
     return [str(Path(sys.argv[0]).resolve().relative_to(ROOT))]
+
+
+def write_section(path: Path, name: str, about: dict[str, str | int], body: str, new: str) -> None:
+    """Put facts and tables between the marks of ``name`` in a page.
+
+    ``new`` is the section that is added first where the page has no such marks; "{marks}" in it
+    stands for them.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    page = path.read_text() if path.exists() else "# Performance\n"
+    if begin not in page:
+        page += "\n" + new.format(marks=f"{begin}\n{end}")
+    before, rest = page.split(begin, 1)
+    facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{before}{begin}\n{facts}\n\n{body}\n{end}{rest.split(end, 1)[1]}")

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from contenders import Contender, Learner, contenders, inner_layers, installed
-from evidence import environment
+from evidence import environment, write_section
 from rich.console import Console
 from rich.markdown import Markdown
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from proxbit.compat import allow_torchvision
 from proxbit.methods import METHODS
 from proxbit.models import resnet20
 
-BEGIN, END = "<!-- training-step:begin -->", "<!-- training-step:end -->"
 PACKAGES = ("proxbit", "torch", "timm", "torchao", "brevitas")
 WARM_UP = 2
 
@@ -235,7 +234,7 @@ def line(values: Sequence[str]) -> str:
     return f"| {' | '.join(values)} |"
 
 
-NEW_SECTION = f"""## One training step
+NEW_SECTION = """## One training step
 
 Forward, loss, backward, Adam step and `zero_grad`, in one process, contenders interleaved in a
 shuffled order; freed memory is kept, so nobody pays page faults. *time / float*: median over the
@@ -244,21 +243,8 @@ the ratio of the fastest steps, which other work on the machine disturbs least. 
 peak memory above float, in copies of the binary weights. torchao's PARQ and brevitas binarize the
 same layers, weights only.
 
-{BEGIN}
-{END}
+{marks}
 """
-
-
-def write_markdown(path: Path, rows: Sequence[Row], about: dict[str, str | int]) -> None:
-    """Replace what stands between the markers; add the section where there are none."""
-    facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
-    page = path.read_text() if path.exists() else "# Performance\n"
-    if BEGIN not in page:
-        page += "\n" + NEW_SECTION
-    before, rest = page.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{before}{BEGIN}\n{facts}\n{tables(rows)}\n{END}{after}")
 
 
 # --- command --------------------------------------------------------------------------------
@@ -312,7 +298,8 @@ def main() -> None:
         result = {"environment": about, "rows": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(result, indent=1))
     if args.markdown:
-        write_markdown(args.markdown, rows, about)
+        body = tables(rows).strip()
+        write_section(args.markdown, "training-step", about, body, NEW_SECTION)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,48 @@
-"""The demo runs from a plain shell and shows every method."""
+"""The demo and the examples run from a plain shell."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+pytestmark = pytest.mark.slow  # each is a process of its own
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(DEMO), *arguments]
+def run(*command: str) -> "subprocess.CompletedProcess[str]":
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # two wait for each other on a busy machine
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env=one_thread
-    )
+        [sys.executable, *command],
+        capture_output=True, text=True, timeout=300, check=False, env=one_thread,
+    )  # fmt: skip
 
 
 def test_the_quick_demo_shows_every_method() -> None:
-    done = run("--quick")
+    done = run("-m", "proxbit", "demo", "--quick")
     assert done.returncode == 0, done.stderr
     for method in ("BC", "BNN+", "BNN++"):
         assert f" {method} " in done.stdout
     assert "seed 0" in done.stdout
 
 
-def test_an_unknown_option_shows_the_usage() -> None:
-    done = run("--fast")
-    assert done.returncode != 0
-    assert "--quick" in done.stderr
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("plain_pytorch.py", ["--epochs", "1", "--steps", "3"], "hard, with fresh statistics"),
+        ("with_accelerate.py", ["--epochs", "1", "--images", "256"], "of 2,000 test images"),
+        ("text_encoder.py", ["--steps", "20"], "of 2,000 new sequences"),
+    ],
+)
+def test_every_example_runs(script: str, arguments: list[str], said: str) -> None:
+    done = run(str(EXAMPLES / script), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
+def test_there_is_no_example_that_is_not_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        "plain_pytorch.py", "with_accelerate.py", "text_encoder.py",
+    }  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import proxbit as pb
+from proxbit.compat import allow_torchvision
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,7 +32,10 @@ def snippets(page: str) -> list[pytest.ParameterSet]:
     return [pytest.param(block, id=f"{page}:{i}") for i, block in enumerate(blocks)]
 
 
-@pytest.mark.parametrize("code", [*snippets("README.md"), *snippets("docs/howto.md")])
+PAGES = ("README.md", "docs/howto.md", "docs/data.md", "docs/training.md")
+
+
+@pytest.mark.parametrize("code", [block for page in PAGES for block in snippets(page)])
 @pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_snippet_runs(code, capsys):
@@ -43,6 +47,15 @@ def test_every_snippet_runs(code, capsys):
         "loader": batches, "epochs": 2, "example": example,
     }  # fmt: skip
     exec(code, names)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_snippets_about_models_run_in_order():
+    allow_torchvision()
+    pytest.importorskip("timm")
+    names: dict[str, object] = {}
+    for block in snippets("docs/models.md"):
+        exec(block.values[0], names)
 
 
 def test_the_first_snippet_of_the_readme_ends_with_a_hard_network(capsys):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import proxbit as pb
 from proxbit.cli import app
-from proxbit.theory import pictures
+from proxbit.theory import galleries, pictures
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,17 +77,17 @@ def test_a_jump_is_a_break_with_a_dot_and_a_ring(tmp_path):
 
 @pytest.mark.slow
 def test_the_gallery_shows_every_pair_with_its_verdict(tmp_path):
-    pictures.gallery(tmp_path / "all.svg")
+    galleries.gallery(tmp_path / "all.svg")
     text = (tmp_path / "all.svg").read_text(encoding="utf-8")
-    for shown in pictures.CATALOGUE:
+    for shown in galleries.CATALOGUE:
         assert f">{shown.label}<" in text
     words = [">admitted<", ">refused<"]
-    assert [text.count(word) for word in words] == [len(pictures.CATALOGUE) - 4, 4]
+    assert [text.count(word) for word in words] == [len(galleries.CATALOGUE) - 4, 4]
 
 
 def test_a_gallery_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one pair"):
-        pictures.gallery(tmp_path / "all.svg", shown=())
+        galleries.gallery(tmp_path / "all.svg", shown=())
 
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import proxbit as pb
-from proxbit import maps, prox
-from proxbit.methods import METHODS, PAPER, PC, PQ, PTB, RPC, Method
+from proxbit.methods import METHODS, PAPER, Method
+from proxbit.theory.formulas import RULES, formulas, strength
 
 ROOT = Path(__file__).resolve().parents[1]
-
-FORMULAS = {
-    maps.identity: "w",
-    maps.one: "1",
-    maps.sign: "sign(w)",
-    maps.inside: "1[\\|w\\| <= 1]",
-    maps.triangle: "max(2 - 2\\|w\\|, 0)",
-    maps.sign_swish: "SS(w) = tanh u + u sech² u, u = s w / 2",
-    maps.sign_swish_slope: "SS'(w) = s sech² u (1 - u tanh u)",
-    maps.poly: "k (√2 z - z\\|z\\|/2), z = s w within ±√2",
-    maps.poly_slope: "max(k s (√2 - \\|z\\|), 0)",
-    maps.soft_sign: "k tanh(s w)",
-    maps.soft_sign_slope: "k s sech²(s w)",
-    prox.linear_quantizer: "L(w): a line, then ±1 from \\|w\\| = 1 - s on",
-}
-RULES = {PC: "PC", PQ: "PQ", RPC: "rPC", PTB: "PTB"}
-
-
-def formula(f: object) -> str:
-    """The formula of a map, partial application or not."""
-    return FORMULAS[f.func if isinstance(f, partial) else f]  # type: ignore[index]
 
 
 def methods_table() -> str:
@@ -41,9 +19,7 @@ def methods_table() -> str:
         "|---|---|---|---|---|",
     ]
     for key, method in METHODS.items():
-        f, b = formula(method.pair.forward), formula(method.pair.backward)
-        if method.learn_shift:
-            f, b = f.replace("w", "w - a"), b.replace("w", "w - a")
+        f, b = (formula.full.replace("|", "\\|") for formula in formulas(method))
         lines.append(f"| {method.name} | `{key}` | {f} | {b} | {RULES[method.rule]} |")
     return "\n".join(lines)
 
@@ -61,16 +37,7 @@ def settings_table() -> str:
 
 
 def _settings(method: Method) -> tuple[str, str, str]:
-    strength = str(method.schedule)
-    if method.pair.forward in (maps.identity, maps.sign) and method.pair.backward in (
-        maps.one,
-        maps.inside,
-        maps.triangle,
-    ):
-        strength = "none"
-    if method.by_rate:
-        strength = f"rate times λ, λ {strength}"
-    return strength, method.unit, str(method.scale)
+    return strength(method), method.unit, str(method.scale)
 
 
 GENERATED = {

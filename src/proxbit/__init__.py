@@ -20,7 +20,7 @@ from proxbit.convert import (
     set_strength,
 )
 from proxbit.diagnosis import diagnose
-from proxbit.hardening import harden, hardened, recalibrate
+from proxbit.hardening import harden, hardened, recalibrate, sharpen
 from proxbit.hooks import attach
 from proxbit.methods import METHODS, PAPER, Method, Rule, find_method
 from proxbit.nn import overflow_penalty
@@ -95,6 +95,7 @@ __all__ = [
     "restore",
     "scaled",
     "set_strength",
+    "sharpen",
     "shifted",
     "straight_through",
     "theory",

@@ -37,10 +37,11 @@ def _strength_problems(weights: list[BinaryWeight]) -> list[str]:
             f"negative on {percent(negative)} of the weights, which then move the wrong way: "
             f"start lower, or measure in another unit (now {method.unit!r}){_default_hint(method)}"
         ]
-    hard = _share(weights, method.schedule(1.0), "hard")
+    highest = max(method.schedule(i / 20) for i in range(21))  # the last, unless it is lowered
+    hard = _share(weights, highest, "hard")
     if hard < 0.5:
         return [
-            f"{method.name}: at the last strength {method.schedule(1.0):g} only {percent(hard)} of "
+            f"{method.name}: at the last strength {highest:g} only {percent(hard)} of "
             f"the weights are within 5 % of +-scale, so hardening will change the network: "
             f"end higher, or measure in another unit (now {method.unit!r}){_default_hint(method)}"
         ]

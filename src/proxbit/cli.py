@@ -6,17 +6,17 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from proxbit import cli_train
 from proxbit._version import __version__
 from proxbit.methods import METHODS, Method, find_method
 from proxbit.pairs import Pair
+from proxbit.text import table
 from proxbit.theory import check as check_pair
-from proxbit.theory import pictures, repair
+from proxbit.theory import formulas, pictures, repair
 
 app = typer.Typer(
     help="One-bit neural networks: which pairs are sound, and what each method does.",
@@ -115,14 +115,40 @@ def _suggest(found: Pair | Method, strengths: tuple[float, ...]) -> None:
 
 
 @app.command()
-def methods() -> None:
-    """List every method: its maps, strength, rule and verdict."""
-    table = Table("name", "pair", "strength", "unit", "scale", "verdict", box=None, pad_edge=False)
-    for key, method in METHODS.items():
-        word = "admitted" if check_pair(method).admitted else "refused"
-        strength = str(method.schedule) + (" x rate" if method.by_rate else "")
-        table.add_row(key, method.pair.name, strength, method.unit, str(method.scale), word)
-    Console().print(table)
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON.")] = False,
+) -> None:
+    """List every method: what the network sees (F), the gradient's factor (B), and its verdict."""
+    rows = [_about(key, method) for key, method in METHODS.items()]
+    typer.echo(json.dumps(rows) if as_json else _in_columns(rows))
+
+
+def _in_columns(rows: list[dict[str, Any]]) -> str:
+    """The methods as a table with short formulas, and those written out below it."""
+    used = [formula for method in METHODS.values() for formula in formulas.formulas(method)]
+    short = {formula.full: formula.short for formula in used}
+    head = ("name", "F", "B", "strength", "rule", "verdict")
+    cells = [[short.get(row[column], row[column]) for column in head] for row in rows]
+    written_out = [full for full in short if full != short[full]]
+    return "\n".join([table(head, cells), "", *written_out, formulas.LETTERS])
+
+
+def _about(key: str, method: Method) -> dict[str, Any]:
+    """One method as plain data, in the words of docs/methods.md."""
+    forward, backward = formulas.formulas(method)
+    verdict = check_pair(method)
+    return {
+        "name": key,
+        "method": method.name,
+        "F": forward.full,
+        "B": backward.full,
+        "strength": formulas.strength(method),
+        "unit": method.unit,
+        "scale": str(method.scale),
+        "rule": formulas.RULES[method.rule],
+        "verdict": "admitted" if verdict.admitted else "refused",
+        "reasons": list(verdict.reasons),
+    }
 
 
 def _load(spec: str) -> Pair:
@@ -163,6 +189,12 @@ def _range(text: str) -> float | tuple[float, float]:
 def _fail(message: str) -> NoReturn:
     typer.echo(f"proxbit: {' '.join(message.split())}", err=True)
     raise typer.Exit(MISTAKE)
+
+
+app.command()(cli_train.with_options(cli_train.train))
+app.command()(cli_train.evaluate)
+app.command()(cli_train.show)
+app.command()(cli_train.demo)
 
 
 def main() -> None:

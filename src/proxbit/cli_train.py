@@ -6,6 +6,7 @@ import inspect
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -80,9 +81,12 @@ def train(
 
     Exit status: 0 done, 2 a mistake in the call, 4 the loss diverged, 130 interrupted and saved.
     """
+    from proxbit.train.events import require_tensorboard
     from proxbit.train.fitting import open_run, resume_run
 
     with mistakes():
+        if tensorboard:
+            require_tensorboard()
         if resume is not None:
             if out is not None or config is not None:
                 raise ValueError("--resume continues in its own folder: leave out --out, --config")
@@ -96,7 +100,9 @@ def train(
 
 def refuse_contradictions(folder: str, given: dict[str, Any]) -> None:
     """A resumed run keeps its options: another value is a mistake, not a wish."""
-    kept = read_config(Path(folder) / "config.json")
+    from proxbit.train.folder import RunFolder
+
+    kept = RunFolder(folder).options()
     for name, value in given.items():
         if getattr(kept, name) != value:
             raise ValueError(
@@ -119,14 +125,14 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
     from proxbit.train.trouble import Diverged, Interrupted
 
     folder, main = trainer.folder.path, trainer.team.main
-    console = Console(quiet=not main, soft_wrap=True)
-    with mistakes():
-        events = Events(folder / "events") if tensorboard and main else None
-    console.print(f"run in {folder}: {describe(trainer.config)}", highlight=False)
+    # Names of files are shown as they are, brackets and colons included.
+    console = Console(quiet=not main, soft_wrap=True, markup=False, emoji=False, highlight=False)
+    events = Events(folder / "events") if tensorboard and main else None
+    console.print(f"run in {folder}: {describe(trainer.config)}")
     for note in trainer.job.notes:
-        console.print(note, highlight=False, style="dim")
+        console.print(note, style="dim")
     try:
-        with stopping() as stop, Display(console, quiet) as display:
+        with advising(), stopping() as stop, Display(console, quiet) as display:
             trainer.watch, trainer.stop = display.watch, stop
             display.head()
             for record in trainer:
@@ -138,11 +144,11 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
         raise typer.Exit(INTERRUPTED) from None
     except Diverged as error:
         fail(f"{error}; the last good checkpoint is in {folder}", DIVERGED)
+    except ValueError as error:  # what only shows in training, such as a batch of 1 for a norm
+        fail(str(error))
     except (RuntimeError, OSError) as error:
         fail(_trouble(error, trainer, folder), 1)
-    finally:
-        trainer.folder.close()
-    console.print(final_line(trainer.result()), highlight=False, style="bold")
+    console.print(final_line(trainer.result()), style="bold")
 
 
 def _trouble(error: Exception, trainer: Any, folder: Path) -> str:
@@ -162,6 +168,14 @@ def describe(config: Config) -> str:
         f" {config.epochs} epochs, batch {config.batch}, {config.optimizer} {config.rate:g}, "
         f"seed {config.seed}"
     )
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """Show advice as a sentence, not as a place in our source."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
+        yield
 
 
 @contextmanager
@@ -222,3 +236,12 @@ def show(
         typer.echo(compare(views))
     if plot is not None:
         typer.echo(f"drawn: {plot}")
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="Only show that it works.")] = False,
+) -> None:
+    """Binarize a small ResNet in three ways on the embedded images: about two minutes."""
+    from proxbit.demo import demo as run
+
+    run(Console(), quick)

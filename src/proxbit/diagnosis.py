@@ -98,7 +98,7 @@ def _look(weight: BinaryWeight, overflow: float | None) -> LayerState:
         f, b = maps.sign(w), torch.zeros_like(w)
     else:
         z = quantizer.units(w)
-        f = quantizer.pair.forward(z, quantizer.strength)
+        f = quantizer.forward_map(z)
         b = quantizer.pair.backward(z, quantizer.strength)
     return LayerState(
         name=weight.name,

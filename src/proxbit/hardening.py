@@ -84,6 +84,21 @@ def harden(
     return model
 
 
+def sharpen(model: nn.Module) -> nn.Module:
+    """Let the network see signs from now on while latent weights go on training; in place.
+
+    The forward map gets a sign behind it, the backward map stays: what trains is the hard network,
+    so nothing is lost when ``harden`` follows. For the last part of a run with a soft pair; a hard
+    pair is sharp already.
+    """
+    if not binary_weights(model):
+        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
+    floats = {w.quantizer for w in binary_weights(model) if not w.quantizer.method.binary}
+    for quantizer in quantizers(model):
+        quantizer.sharp = quantizer not in floats
+    return model
+
+
 def hardened(model: nn.Module) -> nn.Module:
     """A hard copy in eval mode, to measure a network in the middle of its training."""
     return harden(copy.deepcopy(model), tell=None).eval()

@@ -1,8 +1,27 @@
-"""Images for a first run: a part of Fashion-MNIST that comes with the package, and batches of it.
+"""Labelled images: open them by name, and batches of them that follow from a seed alone.
 
-Knows torch and numpy, nothing of the rest of proxbit.
+Knows torch and numpy, nothing of the rest of proxbit but its words; PIL, torchvision and timm only
+where image folders or timm's recipe ask for them.
 """
 
-from proxbit.data.fashion import ImageSet, batches, crop_and_flip, fashion_mnist, normalize
+from proxbit.data.fashion import fashion_mnist
+from proxbit.data.folder import FolderSet
+from proxbit.data.images import ImageSet
+from proxbit.data.loader import Loader
+from proxbit.data.opening import Data, open_data
+from proxbit.data.pixels import batches, crop_and_flip, normalize
+from proxbit.data.recipes import RECIPES, Recipe
 
-__all__ = ["ImageSet", "batches", "crop_and_flip", "fashion_mnist", "normalize"]
+__all__ = [
+    "RECIPES",
+    "Data",
+    "FolderSet",
+    "ImageSet",
+    "Loader",
+    "Recipe",
+    "batches",
+    "crop_and_flip",
+    "fashion_mnist",
+    "normalize",
+    "open_data",
+]

@@ -1,5 +1,8 @@
-"""The networks of the paper that no other library has. They know torch, and nothing of bits."""
+"""Models by name, and weights for them. They know torch and timm, and nothing of bits."""
 
+from proxbit.models.building import build
+from proxbit.models.loading import Loaded, load_weights
+from proxbit.models.parts import is_transformer
 from proxbit.models.resnet import (
     CifarResNet,
     cifar_resnet,
@@ -9,13 +12,21 @@ from proxbit.models.resnet import (
     resnet44,
     resnet56,
 )
+from proxbit.models.user import user_object
+from proxbit.models.vit import tiny_vit
 
 __all__ = [
     "CifarResNet",
+    "Loaded",
+    "build",
     "cifar_resnet",
+    "is_transformer",
+    "load_weights",
     "resnet8",
     "resnet20",
     "resnet32",
     "resnet44",
     "resnet56",
+    "tiny_vit",
+    "user_object",
 ]

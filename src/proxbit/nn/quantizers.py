@@ -30,7 +30,8 @@ class Quantizer(nn.Module):
     Attributes:
         strength: The present strength of the pair.
         step: Optimizer steps taken so far, as told by ``attach``.
-        hard: Whether ``harden`` has replaced the forward map by the sign.
+        hard: Whether ``harden`` has replaced the forward map by the sign, for good.
+        sharp: Whether ``sharpen`` has put a sign behind the forward map while training goes on.
     """
 
     strength: Tensor
@@ -39,7 +40,7 @@ class Quantizer(nn.Module):
         """Start the schedule at progress 0, on the device of ``like``."""
         super().__init__()
         self.pair, self.schedule, self.rule = pair, schedule, rule
-        self.step, self.hard = 0, False
+        self.step, self.hard, self.sharp = 0, False, False
         # Whether weights were loaded without this state: from a float checkpoint.
         self.stale = False
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -59,14 +60,21 @@ class Quantizer(nn.Module):
         """Whether the network sees the latent values now: in training, under PTB and rPC."""
         return self.training and not self.hard and self.rule.gradient_at == "latent"
 
+    def forward_map(self, z: Tensor) -> Tensor:
+        """F(z), or its sign while the quantizer is sharp."""
+        f = self.pair.forward(z, self.strength)
+        return maps.sign(f) if self.sharp and not self.pair.hard else f
+
     def saved(self) -> dict[str, Any]:
         """The state as plain numbers."""
-        return {"strength": float(self.strength), "step": self.step, "hard": self.hard}
+        numbers = {"strength": float(self.strength), "step": self.step}
+        return numbers | {"hard": self.hard, "sharp": self.sharp}
 
     def restored(self, state: dict[str, Any]) -> None:
         """Take the state back."""
         self.set_strength(float(state["strength"]))
         self.step, self.hard = int(state["step"]), bool(state["hard"])
+        self.sharp = bool(state.get("sharp", False))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -174,7 +182,7 @@ class WeightQuantizer(Quantizer):
         """The shifted weight, F of it in its unit, the unit and the scale."""
         v = w if self.shift is None else w - whole(self.shift)
         unit = self._unit(w.detach())
-        f = self.pair.forward(measure(v.detach(), unit), self.strength)
+        f = self.forward_map(measure(v.detach(), unit))
         if self.method.scale.kind == "mean" and self.method.unit == "current":
             return v, f, unit, unit  # the same mean|w|: measured once
         return v, f, unit, self.method.scale(w.detach(), f, unit)
@@ -227,8 +235,8 @@ class InputQuantizer(Quantizer):
         if self.looks_through():
             return x
         v = x if self.shift is None else x - self.shift
-        forward = maps.sign if self.hard else self.pair.forward
-        return bind(v, forward(v.detach(), self.strength), self.strength, self.pair)
+        q = maps.sign(v.detach()) if self.hard else self.forward_map(v.detach())
+        return bind(v, q, self.strength, self.pair)
 
     def extra_repr(self) -> str:
         """The pair."""

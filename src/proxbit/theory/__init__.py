@@ -1,17 +1,23 @@
-"""The theory as a tool: check a pair, recover what it optimizes, repair it, draw it."""
+"""The theory as a tool: check a pair, recover its objective, repair it, draw it, follow a run."""
 
-from proxbit.theory.pictures import draw, gallery
+from proxbit.theory.bound import Record
+from proxbit.theory.following import Trail, follow
+from proxbit.theory.galleries import gallery
+from proxbit.theory.pictures import draw
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.repairs import Repair, repair
 from proxbit.theory.verdict import Verdict, check
 
 __all__ = [
+    "Record",
     "Recovered",
     "Refused",
     "Repair",
+    "Trail",
     "Verdict",
     "check",
     "draw",
+    "follow",
     "gallery",
     "recover",
     "repair",

@@ -1,8 +1,8 @@
 """A pair laid out along the weight axis: where it jumps, and how F moves against B in between.
 
 Everything is float64, on a grid that is fine near 0 and reaches far out. Jumps of F and breaks of B
-come from the pair's knots and from a search by bisection; zeros of B become grid points, so that B
-has one sign in every cell.
+come from the pair's knots and from a search between grid points; zeros of B become grid points, so
+that B has one sign in every cell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Curve: TypeAlias = Callable[[Array], Array]
 
 REACH = 1e3  # how far out the axis is looked at
 SMALL = 1e-12  # no rise of F, relative to its whole rise; no B, relative to the largest
+POINTS_AT_ONCE = 2048  # a call of a map costs about as much as these
 NONE = 1e-100  # a B that is zero where F moves: the tail of a Gaussian is not
 
 
@@ -127,8 +128,8 @@ def curve_of(f: Map, strength: float, what: str) -> Curve:
         return y.numpy()
 
     some = np.linspace(-3, 3, 13)[np.arange(13) * 5 % 13]  # in no order that a sort would keep
-    alone = np.array([curve(some[i : i + 1])[0] for i in range(len(some))])
-    if not np.allclose(curve(some), alone, rtol=1e-6, atol=1e-9):
+    apart = np.concatenate([curve(part) for part in np.split(some, [1, 3, 7])])
+    if not np.allclose(curve(some), apart, rtol=1e-6, atol=1e-9):
         raise ValueError(f"the {what} map is not elementwise: a value depends on its neighbours")
     return curve
 
@@ -151,24 +152,47 @@ def _refined(f: Curve, grid: Array) -> Array:
 
 
 def _jumps(f: Curve, grid: Array) -> Array:
-    """Places where f jumps: halve every cell, keep the half that changes more, to the last bit."""
+    """Places where f jumps: cut every cell, keep the part that stands out, to the last bit.
+
+    A part stands out by its change against that of its neighbours, so that a steep rise hides no
+    jump and a smooth f is done with soon.
+    """
     y = f(grid)
-    moving = y[1:] != y[:-1]
-    a, b, fa, fb = grid[:-1][moving], grid[1:][moving], y[:-1][moving], y[1:][moving]
-    if not len(a):
-        return a
+    moving = np.flatnonzero(y[1:] != y[:-1])
+    ends, values = np.stack([grid[moving], grid[moving + 1]]), np.stack([y[moving], y[moving + 1]])
     tolerance = 1e-7 * max(1.0, float(np.ptp(y)))
-    for _ in range(60):
-        m = (a + b) / 2
-        fm = f(m)
-        left = np.abs(fm - fa) >= np.abs(fb - fm)
-        a, fa = np.where(left, a, m), np.where(left, fa, fm)
-        b, fb = np.where(left, m, b), np.where(left, fm, fb)
-        keep = np.abs(fb - fa) > tolerance
-        a, b, fa, fb = a[keep], b[keep], fa[keep], fb[keep]
-        if not len(a):
-            return a
-    return np.where(np.abs(a) < 1e-12, 0.0, (a + b) / 2)
+    bits = 0.0
+    while ends.size and bits < 60:
+        cuts = _cuts(ends)
+        heights = np.empty_like(cuts)
+        heights[0], heights[-1] = values
+        heights[1:-1] = f(cuts[1:-1].ravel()).reshape(-1, cuts.shape[1])
+        odd = _standing_out(heights[1:] - heights[:-1])
+        keep = np.flatnonzero(odd.max(0) > tolerance)
+        part = odd.argmax(0)[keep]
+        ends = np.stack([cuts[part, keep], cuts[part + 1, keep]])
+        values = np.stack([heights[part, keep], heights[part + 1, keep]])
+        bits += np.log2(len(odd))
+    return np.where(np.abs(ends[0]) < 1e-12, 0.0, ends.mean(0))
+
+
+def _cuts(ends: Array) -> Array:
+    """Points that cut every interval into equal parts: the more, the fewer intervals."""
+    parts = min(max(POINTS_AT_ONCE // ends.shape[1], 4), 1024)
+    t = np.arange(parts + 1)[:, None] / parts
+    return ends[0] * (1 - t) + ends[1] * t
+
+
+def _standing_out(change: Array) -> Array:
+    """By how much the change over a part differs from the mean of the parts beside it.
+
+    A part at an end has one neighbour: 3/4 of the difference makes it the oddest if it has the jump
+    and not if the neighbour does.
+    """
+    odd = np.empty_like(change)
+    odd[1:-1] = change[1:-1] - (change[:-2] + change[2:]) / 2
+    odd[0], odd[-1] = 0.75 * (change[0] - change[1]), 0.75 * (change[-1] - change[-2])
+    return np.abs(odd)
 
 
 def _distinct(points: Array) -> Array:
@@ -179,15 +203,18 @@ def _distinct(points: Array) -> Array:
 
 
 def _zeros(b: Curve, grid: Array) -> Array:
-    """Where B becomes or leaves 0, or crosses it, between two grid points, by bisection."""
+    """Where B becomes or leaves 0, or crosses it, between two grid points: cut and cut again."""
     signs = np.sign(b(grid))
     crossing = signs[1:] != signs[:-1]
-    low, high, sign = grid[:-1][crossing], grid[1:][crossing], signs[:-1][crossing]
-    for _ in range(60):
-        middle = (low + high) / 2
-        same = np.sign(b(middle)) == sign if len(middle) else sign
-        low, high = np.where(same, middle, low), np.where(same, high, middle)
-    return (low + high) / 2
+    ends, sign = np.stack([grid[:-1], grid[1:]])[:, crossing], signs[:-1][crossing]
+    bits = 0.0
+    while ends.size and bits < 60:
+        cuts = _cuts(ends)
+        inner = np.sign(b(cuts[1:-1].ravel())).reshape(cuts[1:-1].shape)
+        part, i = np.cumprod(inner == sign, axis=0).sum(0), np.arange(len(sign))
+        ends = np.stack([cuts[part, i], cuts[part + 1, i]])
+        bits += np.log2(len(cuts) - 1)
+    return ends.mean(0)
 
 
 def _cells(f: Curve, b: Curve, grid: Array, knots: Array) -> Axis:

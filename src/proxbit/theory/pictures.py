@@ -1,4 +1,4 @@
-"""Pictures of pairs: what the network sees, what multiplies the gradient, and what that optimizes.
+"""The picture of a pair: what the network sees, what multiplies its gradient, what it optimizes.
 
 Breaks are breaks: a dot is the value taken, a ring the value approached. Dashed means free: where
 the pair does not decide P, T or r, the picture shows our choice.
@@ -11,28 +11,25 @@ import os
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxbit import pairs
 from proxbit.pairs import Pair
 from proxbit.theory.axis import Array, Axis, Curve, curve_of, lay_out
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.verdict import Segment, Verdict, check
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 FORWARD, BACKWARD, INK = "#D55E00", "#0072B2", "#222222"  # two of Okabe and Ito's, and near black
 PALE, FAINT = "#EFEFEF", "#BBBBBB"
 SPAN = 2.0  # how far the axis is drawn, unless a pair breaks further out
 SUFFIXES = (".png", ".svg")
 POINTS = 241
-RHO, VARRHO = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK RHO SYMBOL}"
 LOOK = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
@@ -57,48 +54,6 @@ LOOK = {
 }
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One pair of a gallery, at one strength.
-
-    Attributes:
-        label: What stands above it.
-        pair: The pair.
-        strength: Its strength.
-        detail: Its settings, beside the label.
-    """
-
-    label: str
-    pair: Pair
-    strength: float = 1.0
-    detail: str = ""
-
-
-def _line(rho: float, varrho: float) -> Shown:
-    return Shown("LQ", pairs.prox_connect(varrho), rho, f"{RHO} = {rho:g}, {VARRHO} = {varrho:g}")
-
-
-FIGURE_1 = (
-    Shown("FP", pairs.full_precision),
-    Shown("BC", pairs.binary_connect),
-    Shown("PC", pairs.prox_connect(), 0.3, f"{RHO} = 0.3"),
-    Shown("BNN", pairs.bnn),
-    Shown("BNN+", pairs.bnn_plus, 5.0, "µ = 5"),
-    Shown("BNN++", pairs.bnn_plus_plus, 5.0, "µ = 5"),
-)
-FIGURE_4 = (_line(0.0, 0.2), _line(0.2, 0.2), _line(0.2, 0.0))
-FIGURE_5 = (
-    Shown("Bi-Real", pairs.bi_real),
-    Shown("R-BNN", pairs.r_bnn, 2.0, "s = 2"),
-    Shown("Poly+", pairs.poly_plus, 2.0, "s = 2"),
-    Shown("EDE", pairs.ede, 2.0, "s = 2"),
-    Shown("EDE+", pairs.ede_plus, 2.0, "s = 2"),
-    Shown("ReAct", pairs.shifted(pairs.bnn, 0.5), detail="a = 0.5"),
-)
-OURS = (Shown("BNN++", pairs.monotone_bnn_plus_plus, 5.0, "monotone"),)
-CATALOGUE = (*FIGURE_1, *FIGURE_5, *FIGURE_4, *OURS)
-
-
 def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) -> None:
     """One pair in six panels: F, B, P, T, r and the Moreau envelope of r.
 
@@ -115,36 +70,21 @@ def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) 
         found = recover(pair, strength, smoothing)
     except Refused:
         verdict = check(pair, strength)
-        _write(path, lambda: _of_refused(pair, strength, verdict))
+        write(path, lambda: _of_refused(pair, strength, verdict))
         return
     low, high = found.domain
     if low == high:
         raise ValueError(f"F of {pair.name} is constant at strength {strength:g}: nothing to draw")
-    _write(path, lambda: _of_admitted(found))
-
-
-def gallery(path: str | Path, shown: Sequence[Shown] = CATALOGUE, columns: int = 6) -> None:
-    """Many pairs in one figure, F above B; the paper's figures 1, 5 and 4 by default.
-
-    Args:
-        path: Where the picture goes, ``.png`` or ``.svg``.
-        shown: The pairs, such as ``FIGURE_1`` or your own.
-        columns: How many stand side by side.
-    """
-    check_place(path)
-    if not shown or columns < 1:
-        raise ValueError("a gallery needs at least one pair and one column")
-    admitted = [check(one.pair, one.strength).admitted for one in shown]
-    _write(path, lambda: _of_many(shown, admitted, columns))
+    write(path, lambda: _of_admitted(found))
 
 
 def check_place(path: str | Path) -> None:
     """Refuse, before any work, a picture that could not be written."""
-    place = Path(path)
-    if place.suffix.lower() not in SUFFIXES:
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a picture ends in .png or .svg, not {str(path)!r}")
-    if place.is_dir() or not place.parent.is_dir():
-        why = "it is a folder" if place.is_dir() else f"there is no folder {str(place.parent)!r}"
+    if target.is_dir() or not target.parent.is_dir():
+        why = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}"
         raise ValueError(f"cannot write {str(path)!r}: {why}")
     _matplotlib()
 
@@ -157,10 +97,10 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _write(path: str | Path, figure: Callable[[], Figure]) -> None:
+def write(path: str | Path, figure: Callable[[], Figure]) -> None:
     """The whole picture or nothing; the same bytes for the same pair."""
-    place, data = Path(path), io.BytesIO()
-    suffix = place.suffix.lower().removeprefix(".")
+    target, data = Path(path), io.BytesIO()
+    suffix = target.suffix.lower().removeprefix(".")
     nothing = {"Software": None} if suffix == "png" else {"Date": None, "Creator": None}
     matplotlib = _matplotlib()
     with matplotlib.rc_context():
@@ -168,20 +108,20 @@ def _write(path: str | Path, figure: Callable[[], Figure]) -> None:
         matplotlib.rcParams.update(LOOK)
         figure().savefig(data, format=suffix, dpi=200, metadata=nothing)
     try:
-        _replace(place, data.getvalue())
+        _replace(target, data.getvalue())
     except OSError as error:
         raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
-def _replace(place: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=place.parent, suffix=place.suffix)
+def _replace(target: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=target.suffix)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         umask = os.umask(0)
         os.umask(umask)
         Path(name).chmod(0o666 & ~umask)  # mkstemp's own is for one user only
-        Path(name).replace(place)
+        Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -203,7 +143,7 @@ def _of_admitted(found: Recovered) -> Figure:
     figure.text(
         1 - 0.08 / SHEET, 1 - 0.09 / _height(2), note, ha="right", va="top", color="#555555"
     )
-    _forward_and_backward(panels, found.pair, found.strength, found.axis)
+    forward_and_backward(panels, found.pair, found.strength, found.axis)
     _panel(panels[2], span, "P(w), prox", "w")
     _plot(panels[2], found.prox, in_w, INK)
     _of_z(panels[3], found, found.transform, in_z, "T(z), transform")
@@ -211,16 +151,16 @@ def _of_admitted(found: Recovered) -> Figure:
     _panel(panels[5], span, "Moreau envelope of r", "w")
     _plot(panels[5], found.envelope, in_w, INK)
     for panel in panels:
-        _room(panel)
+        room(panel)
     return figure
 
 
 def _of_refused(pair: Pair, strength: float, verdict: Verdict) -> Figure:
     """F, B, and the reason in words where P would stand."""
     figure, panels = _sheet(f"{pair.name} at strength {strength:.3g}: refused", 1)
-    _forward_and_backward(panels, pair, strength, lay_out(pair, strength))
+    forward_and_backward(panels, pair, strength, lay_out(pair, strength))
     for panel in panels[:2]:
-        _room(panel)
+        room(panel)
     panels[2].set_axis_off()
     panels[2].set_title("no P(w)", loc="left", color=INK, pad=4)
     words = "\n\n".join(textwrap.fill(reason, 34) for reason in verdict.reasons)
@@ -237,9 +177,7 @@ def _height(rows: int) -> float:
 
 def _sheet(title: str, rows: int) -> tuple[Figure, list[Axes]]:
     """Panels at fixed places, so that pages of several pairs line up."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(SHEET, _height(rows)))
+    figure = blank(SHEET, _height(rows))
     figure.text(
         0.08 / SHEET, 1 - 0.08 / _height(rows), title,
         va="top", fontsize=9, fontweight="bold", color=INK,
@@ -247,18 +185,26 @@ def _sheet(title: str, rows: int) -> tuple[Figure, list[Axes]]:
     corners = [
         (0.36 + 2.1 * i, 0.38 + 1.75 * (rows - 1 - j)) for j in range(rows) for i in range(3)
     ]
-    return figure, [_place(figure, x, y, 1.74, 1.15) for x, y in corners]
+    return figure, [place(figure, x, y, 1.74, 1.15) for x, y in corners]
 
 
-def _place(figure: Figure, x: float, y: float, width: float, height: float) -> Axes:
+def blank(width: float, height: float) -> Figure:
+    """A figure without panels, measured in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def place(figure: Figure, x: float, y: float, width: float, height: float) -> Axes:
     """A panel, measured in inches."""
     wide, high = figure.get_size_inches()
     return figure.add_axes((x / wide, y / high, width / wide, height / high))
 
 
-def _forward_and_backward(
+def forward_and_backward(
     panels: Sequence[Axes], pair: Pair, strength: float, axis: Axis, span: float | None = None
 ) -> None:
+    """F on the first panel, B on the second."""
     span = span or _span(axis)
     pieces = _pieces(span, _breaks(axis))
     _panel(panels[0], span, "F(w), forward", "w")
@@ -294,42 +240,6 @@ def _images(found: Recovered) -> list[Segment]:
     return images
 
 
-# Many pairs --------------------------------------------------------------------------------------
-
-
-def _of_many(shown: Sequence[Shown], admitted: Sequence[bool], columns: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    columns = min(columns, len(shown))
-    blocks = -(-len(shown) // columns)
-    figure = Figure(figsize=(0.3 + 1.3 * columns, 2.35 * blocks))
-    for i, (one, yes) in enumerate(zip(shown, admitted, strict=True)):
-        x = 0.5 + 1.3 * (i % columns)
-        y = 2.35 * (blocks - 1 - i // columns)
-        forward = _place(figure, x, y + 1.27, 1.02, 0.83)
-        backward = _place(figure, x, y + 0.33, 1.02, 0.83)
-        _one_of_many(forward, backward, one, "admitted" if yes else "refused")
-        if i % columns == 0:
-            for panel, name, color in ((forward, "F", FORWARD), (backward, "B", BACKWARD)):
-                panel.set_ylabel(name, color=color, fontweight="bold", fontsize=9, rotation=0)
-                panel.yaxis.set_label_coords(-0.38, 0.43)
-    return figure
-
-
-def _one_of_many(forward: Axes, backward: Axes, one: Shown, verdict: str) -> None:
-    axis = lay_out(one.pair, one.strength)
-    _forward_and_backward((forward, backward), one.pair, one.strength, axis, SPAN)
-    forward.set_title(one.label, loc="left", color=INK, pad=4)
-    forward.set_title(one.detail, loc="right", color="#555555", pad=4, fontsize=6.5)
-    forward.set_ylim(-1.6, 1.6)
-    forward.set_yticks([-1, 0, 1])
-    forward.tick_params(labelbottom=False)
-    forward.set_xlabel("")
-    backward.set_title("", loc="left")
-    backward.set_xlabel(verdict, fontweight="bold" if verdict == "refused" else "normal")
-    _room(backward)
-
-
 # Panels and curves -------------------------------------------------------------------------------
 
 
@@ -344,7 +254,7 @@ def _panel(panel: Axes, span: float, title: str, below: str) -> None:
     panel.axvline(0, color=FAINT, lw=0.5, zorder=0.5)
 
 
-def _room(panel: Axes) -> None:
+def room(panel: Axes) -> None:
     """At least a height of 0.6, with air above and below, and few ticks."""
     from matplotlib.ticker import MaxNLocator
 

@@ -82,6 +82,31 @@ class Recovered:
             x, self.axis.left[solid], self.axis.right[solid], left[solid], right[solid]
         )
 
+    def potential(self, w: ArrayLike) -> tuple[Array, Array]:
+        """P(w) and R(P(w)), where R(z) = mu r(z) + z^2 / 2 up to a constant.
+
+        R is what P minimizes, P(w) = argmin R(z) - z w: so R(P(w)) is w P(w) less P's integral.
+        """
+        left, low, slope, before = self._lines
+        w = np.asarray(w, dtype=np.float64)
+        i = np.clip(np.searchsorted(left, w, side="right") - 1, 0, len(left) - 1)
+        t = w - left[i]
+        z = low[i] + t * slope[i]
+        return z, w * z - before[i] - t * (low[i] + z) / 2
+
+    @cached_property
+    def _lines(self) -> tuple[Array, Array, Array, Array]:
+        """Of every cell: its left end, P there, the slope of P, the integral of P from 0 on."""
+        solid = ~self.axis.jump
+        left, right = self.axis.left[solid], self.axis.right[solid]
+        low, high = (p[solid] for p in self._p)
+        area = (right - left) * (low + high) / 2
+        middle = int(np.searchsorted(left, 0.0))
+        # Outwards from 0: summed from one end, the first digits would be those of the far cells.
+        down, up = np.cumsum(area[:middle][::-1])[::-1], np.cumsum(area[middle:])
+        before = np.concatenate([-down, [0.0], up[:-1]])
+        return left, low, (high - low) / (right - left), before
+
     def inverse(self, z: ArrayLike) -> Array:
         """A weight that P sends to z, or that it jumps over z at."""
         left, right = self._p

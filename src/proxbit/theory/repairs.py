@@ -123,5 +123,5 @@ def _quadrature(slope: Map, w: Tensor, s: Strength) -> Tensor:
     for low, high in itertools.pairwise(_ENDS):
         for node, weight in zip(_NODES, _WEIGHTS, strict=True):
             x = low + (high - low) * (float(node) + 1) / 2
-            total = total + slope(w * x, s) * (float(weight) * (high - low) / 2)
+            total = torch.add(total, slope(w * x, s), alpha=float(weight) * (high - low) / 2)
     return total * w

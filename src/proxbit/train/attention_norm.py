@@ -212,8 +212,7 @@ def _passed_by(found: Iterable[nn.Module], hooks: Iterable[Any]) -> Iterator[Non
     """Hooks see the outputs of the attentions, whose norms (if any) do nothing meanwhile."""
     norms = {attention: attention._modules.get(NAME) for attention in found}
     handles = [
-        attention.register_forward_hook(hook, prepend=True)
-        for attention, hook in zip(norms, hooks, strict=True)
+        attention.register_forward_hook(hook) for attention, hook in zip(norms, hooks, strict=True)
     ]
     try:
         for attention, norm in norms.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,41 @@ import safetensors
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from proxbit.nn.quantizers import whole
+from proxbit.train.plain import parse_json
 
 FORMAT = "proxbit checkpoint 1"
+TEMPORARY = ".tmp"
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam and AdamW
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Put ``content`` at ``path`` in one step: a kill at any moment leaves the old file or the new.
 
-    The temporary file lies in the same folder; a full disk leaves the old file as it was.
+    The temporary file lies in the same folder; a full disk leaves the old file as it was. Files
+    reach the disk in the order in which they were written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        _settle(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    """Let the names in a folder reach the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -54,7 +69,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
         tensors = load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+    except Exception as error:  # damaged in one of many ways
         raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:
         given = metadata.get("format", "no format")
@@ -62,7 +77,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     text = metadata.get("state", "")
     if metadata.get("digest") != _digest(tensors, text):
         raise ValueError(f"{path} was changed or damaged: its content does not match its digest")
-    return tensors, json.loads(text)
+    state = parse_json(text, f"the state in {path}")
+    if not isinstance(state, dict):
+        raise ValueError(f"the state in {path} is {type(state).__name__}, not a JSON object")
+    return tensors, state
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:
@@ -89,15 +107,34 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def load_optimizer(model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Take the state back, wherever the parameters live now."""
-    parameters = dict(model.named_parameters())
+    """Take the state back, wherever the parameters live now; refused where it does not fit."""
+    parameters, found = dict(model.named_parameters()), dict[str, dict[str, Tensor]]()
     for name, value in tensors.items():
         owner, _, key = name.rpartition("/")
-        if owner not in parameters:
-            raise ValueError(f"the checkpoint is of another model: it has a state of {owner!r}")
+        found.setdefault(owner, {})[key] = value
+    odd = sorted(found.keys() - parameters.keys())
+    if odd:
+        raise ValueError(f"the optimizer has a state of {odd[0]!r}, which is unknown here")
+    names = ("momentum_buffer",) if isinstance(optimizer, SGD) else ("step", *_MOMENTS)
+    for owner, state in found.items():
+        own = {name: torch.tensor(0.0) if name == "step" else parameters[owner] for name in names}
+        require_like(state, own, f"the optimizer's state of {owner!r}")
+    for owner, state in found.items():
         parameter = parameters[owner]
-        moved = value if value.dim() == 0 else beside(value, parameter)
-        optimizer.state[parameter][key] = moved
+        for key, value in state.items():
+            moved = value if value.dim() == 0 else beside(value, parameter)
+            optimizer.state[parameter][key] = moved
+
+
+def require_like(given: dict[str, Tensor], own: Mapping[str, Tensor], what: str) -> None:
+    """Refuse tensors whose names, shapes or types are not those of our own."""
+    odd = sorted(given.keys() ^ own.keys())
+    if odd:
+        raise ValueError(f"{what} {'has an unknown' if odd[0] in given else 'lacks'} {odd[0]!r}")
+    for name, value in given.items():
+        there, here = ((tuple(t.shape), t.dtype) for t in (value, own[name]))
+        if there != here:
+            raise ValueError(f"{what} has {there} for {name!r}, not {here}")
 
 
 def beside(value: Tensor, parameter: Tensor) -> Tensor:
@@ -122,7 +159,13 @@ def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
 
 
+def is_leftover(name: str) -> bool:
+    """Whether a file name is that of :func:`write_atomically` before its last step."""
+    return name.startswith(".") and name.endswith(TEMPORARY)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of a run that was killed while it wrote."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if is_leftover(path.name):
+            path.unlink(missing_ok=True)

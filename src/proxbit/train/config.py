@@ -6,12 +6,12 @@ The help of ``proxbit train`` is made from this file: a field, its default and i
 from __future__ import annotations
 
 import json
-import types
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from proxbit.text import unknown
+from proxbit.train.plain import check_types, read_json, record_from
 
 
 def option(
@@ -83,6 +83,12 @@ class Config:
         known=("none", "crop", "timm"),
         shown="by model",
     )
+    normalize: str = option(
+        "data",
+        "Mean and deviation of the images: their own, or ImageNet's, which many weights expect.",
+        group=_DATA,
+        known=("data", "imagenet"),
+    )
     hold_back: float = option(
         0.0,
         "Share of the training images kept for validation; the best checkpoint is then "
@@ -98,7 +104,7 @@ class Config:
     )
     strength: str | None = option(
         None,
-        "FROM:TO, a linear strength schedule instead of the method's own.",
+        "FROM:TO or FROM:TO:log, the strength over the run.",
         group=_BITS,
         shown="the method's",
     )
@@ -147,6 +153,14 @@ class Config:
     clip_norm: float | None = option(None, "Largest norm of the gradient.", group=_STEPS)
     accumulate: int = option(1, "Parts in which a batch is computed, to save memory.", group=_STEPS)
     smoothing: float = option(0.0, "Label smoothing.", group=_STEPS)
+    sharp: float = option(
+        0.0,
+        "Share of the steps before hardening in which a soft pair is seen as its sign.",
+        group=_STEPS,
+    )
+    sharp_strength: float | None = option(
+        None, "Strength of its backward map there.", group=_STEPS, shown="the last one"
+    )
     frozen: float = option(
         0.15,
         "Last share of the steps, after hardening: signs stay, the rest trains on.",
@@ -193,42 +207,47 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, with one sentence."""
+        check_types(Config, vars(self))
         for each in fields(self):
             check_field(each, getattr(self, each.name))
+        if self.accumulate > self.batch:
+            raise ValueError(
+                f"a batch of {self.batch} has no {self.accumulate} parts to accumulate"
+            )
+
+    def but(self, **values: Any) -> Config:
+        """A copy with some options replaced."""
+        return replace(self, **values)
 
     def to_json(self) -> str:
         """The record as text."""
         return json.dumps(asdict(self), indent=1)
 
     @staticmethod
-    def from_dict(values: dict[str, Any], source: str = "the configuration") -> Config:
+    def from_dict(values: Any, source: str = "the configuration") -> Config:
         """The record from plain values; unknown keys and wrong types are named."""
-        kinds, names = get_type_hints(Config), [each.name for each in fields(Config)]
-        for key, value in values.items():
-            if key not in names:
-                raise ValueError(f"{source}: {unknown('option', key, names)}")
-            if not _fits(value, kinds[key]):
-                raise ValueError(f"{source}: {key} cannot be {value!r}")
-        return Config(**values)
+        known = asdict(Config()) | values if isinstance(values, dict) else values
+        return record_from(Config, known, source)
 
 
 def read_config(path: str | Path) -> Config:
     """A configuration from a JSON file, such as the config.json of a run."""
-    try:
-        values = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {str(path)!r}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{path} is not a readable JSON file: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds {type(values).__name__}, not a JSON object of options")
-    return Config.from_dict(values, str(path))
+    return Config.from_dict(read_json(path), str(path))
 
 
 _POSITIVE = ("epochs", "batch", "accumulate", "limit", "image_size", "patch_size", "rate",
              "clip_norm", "bits")  # fmt: skip
-_SHARES = ("hold_back", "warmup", "frozen", "ema", "smoothing", "drop_path")
-_NOT_NEGATIVE = ("workers", "recalibrate", "weight_decay", "latent_decay", "penalty", "pretrain")
+_SHARES = ("sharp", "hold_back", "warmup", "frozen", "ema", "smoothing", "drop_path")
+_SEEDS = 2**63
+_NOT_NEGATIVE = (
+    "sharp_strength",
+    "workers",
+    "recalibrate",
+    "weight_decay",
+    "latent_decay",
+    "penalty",
+    "pretrain",
+)
 
 
 def check_field(each: Field[Any], value: Any) -> None:
@@ -244,13 +263,5 @@ def check_field(each: Field[Any], value: Any) -> None:
         raise ValueError(f"{name} is a number from 0 on, not {value}")
     if name in _SHARES and not 0 <= value < 1:
         raise ValueError(f"{name} is a share from 0 to below 1, not {value}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if get_origin(kind) in (Union, types.UnionType):
-        return any(_fits(value, each) for each in get_args(kind))
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    if name == "seed" and not 0 <= value < _SEEDS:
+        raise ValueError(f"seed is a whole number from 0 to 2^63 - 1, not {value}")

@@ -39,7 +39,9 @@ class Display:
         self.bar.stop()
 
     def watch(self, trainer: Trainer) -> None:
-        """After a step: move the bar."""
+        """After a step: move the bar, if there is one."""
+        if self.bar.disable:
+            return
         if id(trainer) not in self.tasks:
             self.tasks[id(trainer)] = self.bar.add_task("", total=trainer.steps, note="")
         note = f"{trainer.phase}, loss {trainer.last_loss:.3f}"
@@ -50,7 +52,7 @@ class Display:
 
     def head(self) -> None:
         """The names of the columns."""
-        self.console.print(HEAD, style="bold", highlight=False)
+        self.console.print(HEAD, style="bold")
 
     def line(self, record: Record, epochs: int) -> None:
         """One epoch."""
@@ -61,7 +63,7 @@ class Display:
             f"{100 * record.soft:>6.2f}%  {100 * record.hard:>6.2f}%  {flips:>7}  {strength:>8}  "
             f"{record.seconds:.0f} s{'  best' if record.best else ''}"
         )
-        self.console.print(text, highlight=False)
+        self.console.print(text)
 
 
 def final_line(result: dict[str, Any]) -> str:

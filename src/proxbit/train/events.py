@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ from proxbit.train.records import Record
 CURVES = ("loss", "rate", "strength", "soft", "hard", "flips", "saturated", "overflow")
 
 
+def require_tensorboard() -> None:
+    """One sentence where tensorboard is missing."""
+    if find_spec("tensorboard") is None:
+        raise ValueError("--tensorboard needs tensorboard: pip install tensorboard")
+
+
 class Events:
     """One curve per number of a record."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder; one sentence where tensorboard is missing."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError("--tensorboard needs 'pip install tensorboard'") from error
+        """Open the folder."""
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer: Any = SummaryWriter(str(folder))
 
     def write(self, record: Record) -> None:

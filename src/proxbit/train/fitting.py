@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from proxbit.methods import find_method
-from proxbit.train.checkpoint import load_checkpoint
-from proxbit.train.config import Config, read_config
+from proxbit.train.checkpoint import load_checkpoint, require_like
+from proxbit.train.config import Config
 from proxbit.train.folder import RunFolder
-from proxbit.train.records import Record, keep_records
+from proxbit.train.plain import read_json, record_from
+from proxbit.train.records import Record, Result, keep_records
 from proxbit.train.replica import count_right, restore_quantizers
-from proxbit.train.setup import Job, prepare
+from proxbit.train.setup import Job, prepare, terms_of
 from proxbit.train.team import Team
 from proxbit.train.trainer import Trainer
 
@@ -46,57 +47,108 @@ def fit(
 
 def open_run(config: Config, out: str | Path | None = None, command: Sequence[str] = ()) -> Trainer:
     """A new run: everything is checked and built, nothing is trained yet."""
-    team, folder = Team(config.precision, config.cpu), None if out is None else RunFolder(out)
+    team = _team(config)
+    folder = None if out is None else RunFolder(team.share(str(out)))
+    if folder is not None:
+        team.first(folder.refuse_used)  # before the images are opened
+    trainer = _built(_prepared(config, team), team, folder)
+    if folder is not None:  # last, so that a mistake leaves no folder
+        with _closing_if_refused(folder):
+            team.first(lambda: _create(trainer, list(command)))
+    return trainer
+
+
+def _team(config: Config) -> Team:
+    """The processes of a run that trains."""
+    team = Team(config.precision, config.cpu)
+    if config.precision == "fp16" and team.device.type == "cpu":
+        raise ValueError("fp16 trains on a GPU only: choose --precision bf16, or no")
+    return team
+
+
+def _prepared(config: Config, team: Team) -> Job:
+    """What :func:`prepare` gives, if these processes can train it together."""
     job = prepare(config)
-    if folder is not None and team.main:
-        folder.create(job.config, list(command))
+    if team.world > 1 and job.teacher is not None:
+        terms = terms_of(job.config, job.model)
+        if not terms.logits and not terms.labels:  # gradients are gathered from the outputs on
+            raise ValueError(
+                f"several processes need a term on the outputs, and --terms is {config.terms}: add "
+                "logits or labels"
+            )
+    return job
+
+
+def _create(trainer: Trainer, command: list[str]) -> None:
+    values = sum(p.numel() for p in trainer.core.parameters())
+    for each in (trainer, trainer.before):
+        if each is not None and each.folder is not None:
+            each.folder.require_space(6 * 4 * values)  # weights, two moments, the best; old and new
+            each.folder.create(each.config, command)
+
+
+def _built(job: Job, team: Team, folder: RunFolder | None) -> Trainer:
+    """A trainer, and the one of binary pre-training: a run of its own, in a folder inside."""
     trainer = Trainer(job, team, folder)
-    if folder is not None and team.main:
-        values = sum(p.numel() for p in job.model.parameters())
-        folder.require_space(6 * 4 * values)  # weights, two moments, the best; old beside new
-    trainer.before = _stage_before(job, team, folder)
+    if job.config.pretrain:
+        inner = None if folder is None else RunFolder(folder.path / "pretrain")
+        trainer.before = Trainer(prepare(_stage_config(job.config)), team, inner)
+        trainer.before.stage = "pre-training"
     return trainer
 
 
 def resume_run(out: str | Path) -> Trainer:
     """A run that was interrupted, exactly where its last checkpoint was written."""
     folder = RunFolder(out)
-    config = read_config(folder.config) if folder.config.is_file() else Config()
-    team = Team(config.precision, config.cpu)
-    if team.main:
-        folder.open()
-    elif not folder.config.is_file():
-        raise ValueError(f"{str(folder.path)!r} is not the folder of a run: no config.json in it")
-    return _resumed(prepare(config), team, folder)
-
-
-def _resumed(job: Job, team: Team, folder: RunFolder) -> Trainer:
-    trainer = Trainer(job, team, folder)
-    if not folder.last.is_file():  # killed before the first checkpoint, or in the stage before
-        trainer.before = _stage_before(job, team, folder)
-        return trainer
-    trainer.begin(*load_checkpoint(folder.last))
-    if team.main:
-        keep_records(folder.metrics, trainer.progress.step)
+    config = folder.options() if folder.config.is_file() else Config()
+    team = _team(config)
+    team.first(folder.open)
+    with _closing_if_refused(folder):
+        if not folder.config.is_file():
+            raise ValueError(f"{str(out)!r} is not on every machine: put it where all see it")
+        begun = team.share(folder.last.is_file())
+        trainer = (Trainer if begun else _built)(_prepared(config, team), team, folder)
+        _take_up(trainer, folder)
     return trainer
 
 
-def _stage_before(job: Job, team: Team, folder: RunFolder | None) -> Trainer | None:
-    """Binary pre-training as a run of its own, in a folder inside the run's; None without one."""
-    if not job.config.pretrain:
-        return None
-    inner = None if folder is None else RunFolder(folder.path / "pretrain")
-    ready = prepare(_stage_config(job.config))
-    if inner is not None and inner.config.is_file():
-        if team.main:
-            inner.open()
-        stage = _resumed(ready, team, inner)
-    else:
-        if inner is not None and team.main:
-            inner.create(ready.config, [])
-        stage = Trainer(ready, team, inner)
-    stage.stage = "pre-training"
-    return stage
+@contextmanager
+def _closing_if_refused(folder: RunFolder) -> Iterator[None]:
+    """A run that cannot begin keeps nobody out of its folder."""
+    try:
+        yield
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _take_up(trainer: Trainer, folder: RunFolder) -> None:
+    """Go to the last checkpoint of a run; without one, to that of the stage before it."""
+    team, before = trainer.team, trainer.before
+    if team.share(folder.last.is_file()):
+        saved = load_checkpoint(folder.last)
+        with _fitting(folder.last):
+            trainer.begin(*saved)
+    elif before is not None and before.folder is not None:
+        _take_up_stage(before, before.folder)
+    team.first(lambda: keep_records(folder.metrics, trainer.progress.step))
+
+
+def _take_up_stage(stage: Trainer, inner: RunFolder) -> None:
+    if stage.team.share(inner.config.is_file()):
+        stage.team.first(inner.open)
+        _take_up(stage, inner)
+    else:  # killed while the folders were made
+        stage.team.first(lambda: inner.create(stage.config, []))
+
+
+@contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Say which file it is that does not fit."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit the config.json beside it: {error}") from error
 
 
 def _stage_config(config: Config) -> Config:
@@ -114,15 +166,14 @@ def _stage_config(config: Config) -> Config:
 def load_network(out: str | Path) -> tuple[nn.Module, Job]:
     """The best hard network of a run, in eval mode, and the job that it was trained for."""
     folder = RunFolder(out)
-    config = read_config(folder.config)
+    config = folder.options()
     bare = replace(config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0)
-    job = prepare(bare)
     tensors, state = load_checkpoint(folder.model)
-    try:
+    job = prepare(bare)
+    with _fitting(folder.model):
+        require_like(tensors, job.model.state_dict(), "the network")
         job.model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f"{folder.model} does not fit its config.json: {error}") from error
-    restore_quantizers(job.model, state["quantizers"])
+        restore_quantizers(job.model, state.get("quantizers"))
     return job.model.eval(), job
 
 
@@ -139,7 +190,4 @@ def evaluate(out: str | Path, part: str = "test") -> dict[str, Any]:
 def read_result(out: str | Path) -> dict[str, Any] | None:
     """The final figures of a run; None while it is not done."""
     path = RunFolder(out).result
-    if not path.is_file():
-        return None
-    values: dict[str, Any] = json.loads(path.read_text())
-    return values
+    return asdict(record_from(Result, read_json(path), str(path))) if path.is_file() else None

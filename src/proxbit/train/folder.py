@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,8 +26,8 @@ import torch
 
 from proxbit._version import __version__
 from proxbit.text import size
-from proxbit.train.checkpoint import remove_leftovers, write_atomically
-from proxbit.train.config import Config
+from proxbit.train.checkpoint import is_leftover, remove_leftovers, write_atomically
+from proxbit.train.config import Config, read_config
 
 
 class RunFolder:
@@ -42,25 +43,39 @@ class RunFolder:
         self.result = self.path / "result.json"
         self._lock: IO[str] | None = None
 
-    def create(self, config: Config, command: list[str]) -> None:
-        """Begin: refuse a folder that holds anything, and say where nothing can be written."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def options(self) -> Config:
+        """The configuration of the run that this folder must hold."""
+        if not self.config.is_file():
+            raise ValueError(f"{str(self.path)!r} is not the folder of a run: no config.json in it")
+        return read_config(self.config)
+
+    def refuse_used(self) -> None:
+        """A new run begins in a folder that is not there or empty: nothing is overwritten."""
+        if not self.path.exists():
+            return
+        inside = () if not self.path.is_dir() else self.path.iterdir()
+        if not self.path.is_dir() or any(not _left_by_kill(each.name) for each in inside):
             raise ValueError(
                 f"{str(self.path)!r} exists and is not empty: choose another --out, or continue "
                 f"with --resume {self.path}"
             )
+
+    def create(self, config: Config, command: list[str]) -> None:
+        """Begin, or say why nothing can be written."""
+        self.refuse_used()
+        circumstances = about(command)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
-            self.write("config.json", json.loads(config.to_json()))
-            self.write("about.json", about(command))
+            self.write("config.json", asdict(config))
+            self.write("about.json", circumstances)
         except OSError as error:
+            self.close()
             raise ValueError(f"cannot write into {str(self.path)!r}: {error.strerror}") from error
 
     def open(self) -> None:
-        """Continue: the folder must hold a run that has begun."""
-        if not self.config.is_file():
-            raise ValueError(f"{str(self.path)!r} is not the folder of a run: no config.json in it")
+        """Continue, as the only process that writes."""
+        self.options()
         self.lock()
         remove_leftovers(self.path)
 
@@ -70,7 +85,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.close()
+            self.close()
             raise ValueError(f"another process is training in {str(self.path)!r}") from None
 
     def close(self) -> None:
@@ -80,7 +95,8 @@ class RunFolder:
 
     def require_space(self, needed: int) -> None:
         """Refuse to begin where the checkpoints will not fit."""
-        free = shutil.disk_usage(self.path).free
+        there = next(each for each in (self.path, *self.path.absolute().parents) if each.exists())
+        free = shutil.disk_usage(there).free
         if free < needed:
             raise ValueError(
                 f"{str(self.path)!r} has {size(free)} left, and checkpoints need {size(needed)}: "
@@ -90,6 +106,11 @@ class RunFolder:
     def write(self, name: str, values: dict[str, Any]) -> None:
         """A small JSON file, whole or not at all."""
         write_atomically(self.path / name, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def _left_by_kill(name: str) -> bool:
+    """Whether a file was left by a run that was killed before it had begun."""
+    return name == ".lock" or is_leftover(name)
 
 
 def about(command: list[str]) -> dict[str, Any]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from proxbit.train.checkpoint import write_atomically
+from proxbit.train.plain import parse_json, record_from
+
+_Number: TypeAlias = float
+_Share: TypeAlias = float | None  # these names because a field of Result is called float
 
 
 @dataclass(frozen=True)
@@ -56,29 +61,67 @@ class Record:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Result:
+    """The final figures of a run. Accuracies are shares of the ``n`` images that ``part`` names.
+
+    Attributes:
+        method: Name of the method.
+        task: BW, BWA or BWAA.
+        seed: What every random choice followed from.
+        part: The images that were evaluated: "test" or "validation".
+        n: How many they are.
+        float: Accuracy of the float network that the run began with; None from random weights.
+        soft: Accuracy when the network was last soft; None in float training.
+        hardened: Accuracy of that network, hardened at once.
+        hard: The best hard accuracy of any epoch: that of model.safetensors.
+        gap: Soft minus hard accuracy.
+        bytes_float: Size of the float network.
+        bytes_packed: Size with one bit per binary weight.
+        steps: Optimizer steps.
+        epochs: Epochs.
+        seconds: Wall time, evaluation included.
+    """
+
+    method: str
+    task: str
+    seed: int
+    part: str
+    n: int
+    float: _Share
+    soft: _Share
+    hardened: _Share
+    hard: _Number
+    gap: _Share
+    bytes_float: int
+    bytes_packed: int
+    steps: int
+    epochs: int
+    seconds: _Number
+
+
 def append_record(path: Path, record: Record) -> None:
-    """One more line at the end of a metrics file."""
-    with path.open("a") as file:
+    """One more line at the end of a metrics file, on the disk before this returns."""
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record.to_dict()) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_records(path: Path) -> list[Record]:
     """The records of a metrics file; a last line that a kill cut off does not count."""
     if not path.is_file():
         return []
-    *lines, rest = path.read_text().split("\n")
-    del rest  # empty, or a line without its end
-    names = {each.name for each in fields(Record)}
     try:
-        values = [json.loads(line) for line in lines]
-        return [Record(**{k: v for k, v in each.items() if k in names}) for each in values]
-    except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    numbered = [(f"{path}, line {i}", line) for i, line in enumerate(lines, 1)]
+    return [record_from(Record, parse_json(line, where), where) for where, line in numbered]
 
 
-def keep_records(path: Path, step: int) -> list[Record]:
+def keep_records(path: Path, step: int) -> None:
     """Forget what was recorded after ``step``: a resumed run records it again."""
     kept = [record for record in read_records(path) if record.step <= step]
     text = "".join(json.dumps(record.to_dict()) + "\n" for record in kept)
     write_atomically(path, text.encode())
-    return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -24,16 +25,33 @@ def quantizer_states(model: nn.Module) -> dict[str, dict[str, Any]]:
     return {n: m.saved() for n, m in model.named_modules() if isinstance(m, Quantizer)}
 
 
-def restore_quantizers(model: nn.Module, states: dict[str, dict[str, Any]]) -> None:
+def restore_quantizers(model: nn.Module, states: Any) -> None:
     """Take them back; a state of another model is refused before anything changes."""
     found = {n: m for n, m in model.named_modules() if isinstance(m, Quantizer)}
-    if set(found) != set(states):
-        odd = sorted(set(found) ^ set(states))[0]
-        raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
+    require_states(states, quantizer_states(model))
     for name, quantizer in found.items():
         quantizer.restored(states[name])
     for weight in binary_weights(model):
         weight.settle()
+
+
+def require_states(given: Any, own: dict[str, dict[str, Any]]) -> None:
+    """Refuse states whose names, keys or types of values are not those of our own."""
+    if not isinstance(given, dict) or given.keys() != own.keys():
+        raise ValueError("its quantizers are those of another model")
+    for name, state in given.items():
+        kinds = {key: type(value) for key, value in own[name].items()}
+        if not isinstance(state, dict) or {k: type(v) for k, v in state.items()} != kinds:
+            raise ValueError(f"the state of quantizer {name!r} is {state!r}, not like {own[name]}")
+        if not all(0 <= value < math.inf for value in state.values() if value is not None):
+            raise ValueError(f"the state of quantizer {name!r} is out of range: {state!r}")
+
+
+def rest_shifts(model: nn.Module) -> None:
+    """The shift of a hard weight acts no more: nobody must wait for its gradient, as DDP does."""
+    for weight in binary_weights(model):
+        if weight.quantizer.shift is not None:
+            weight.quantizer.shift.requires_grad_(not weight.quantizer.hard)
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from proxbit.advice import SettingsWarning
 from proxbit.convert import binarize
 from proxbit.data import RECIPES, Loader, open_data
 from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
-from proxbit.schedules import Constant, Linear, Schedule
+from proxbit.schedules import Constant, Linear, Logarithmic, Schedule, Then
+from proxbit.text import unknown
 from proxbit.train.attention_norm import add_attention_norms, calibrate_norms
 from proxbit.train.config import Config
-from proxbit.train.distillation import Terms
+from proxbit.train.distillation import Distiller, Terms
 
 RELUS: dict[str, type[nn.Module] | None] = {
     "keep": None, "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
@@ -71,12 +74,20 @@ def prepare(config: Config) -> Job:
     """
     method = find_method(config.method, config.settings)
     data = open_data(config.data, root=config.data_root, download=config.download)
+    if config.normalize == "imagenet":
+        data = replace(data, **_imagenet(data.channels))
     if config.hold_back:
         data = data.hold_back(config.hold_back, seed=config.seed)
+    if config.batch > (count := data.count("train")):
+        raise ValueError(
+            f"a batch of {config.batch} is more than the {count} training images of {data.name}: "
+            f"choose --batch {count} or less"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model, note = _network(config, data, config.weights)
         config = resolve(config, model, data)
+        terms = terms_of(config, model)
         teacher = _teacher(config, data, model) if method.binary else None
         size = config.image_size or data.image_size or 224
         start = None if config.weights is None else copy.deepcopy(model)
@@ -86,7 +97,16 @@ def prepare(config: Config) -> Job:
             model.to(memory_format=_layout(model))  # type: ignore[call-overload]
             size_float = sum(t.nbytes for t in model.state_dict().values())
             return replace(job, sizes=(size_float, size_float))
-        return _binary(job)
+        job = _binary(job)
+        if teacher is not None:  # what it cannot compare is said now, not when training begins
+            Distiller(job.model, teacher, terms).close()
+        return job
+
+
+def _imagenet(channels: int) -> dict[str, tuple[float, ...]]:
+    if channels != 3:
+        raise ValueError(f"ImageNet's mean is of 3 channels, and these images have {channels}")
+    return {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module, str]:
@@ -111,6 +131,11 @@ def resolve(config: Config, model: nn.Module, data: Any) -> Config:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
         raise ValueError("an end-to-end run starts from random weights: leave out --weights")
+    if config.frozen + config.sharp >= 1:
+        raise ValueError(
+            f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
+            "together they are below 1"
+        )
     binary = find_method(config.method, config.settings).binary
     tuned, attends = config.weights is not None, is_transformer(model)
     optimizer = config.optimizer or ("adamw" if attends else "adam")
@@ -121,7 +146,7 @@ def resolve(config: Config, model: nn.Module, data: Any) -> Config:
         "rate": {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
         "relu": "keep" if config.task == "BW" else "hardtanh",
-        "distill": binary and attends and (config.teacher is not None or _teaches(config)),
+        "distill": binary and (config.teacher is not None or (attends and _teaches(config))),
         "attention_norm": binary and attends,
         "pretrain": int(binary and attends and tuned),
         "image_size": data.image_size or 224,
@@ -155,16 +180,19 @@ def _binary(job: Job) -> Job:
         batches = job.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
             calibrate_norms(model, [x for x, _ in islice(batches, 4)])
-    report = binarize(
-        model, config.method, config.task,  # type: ignore[arg-type]
-        settings=config.settings, schedule=_schedule(config.strength), scale=config.scale,
-        unit=config.unit,  # type: ignore[arg-type]
-        only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
-        bits=config.bits,
-    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SettingsWarning)
+        report = binarize(
+            model, config.method, config.task,  # type: ignore[arg-type]
+            settings=config.settings, schedule=_schedule(config), scale=config.scale,
+            unit=config.unit,  # type: ignore[arg-type]
+            only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
+            bits=config.bits,
+        )  # fmt: skip
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
     line = f"{sum(each.binary for each in report.layers)} of {len(report.layers)} layers are binary"
-    notes = (*job.notes, line, *report.notes)
+    advice = dict.fromkeys([*report.notes, *(str(each.message) for each in caught)])
+    notes = (*job.notes, line, *advice)
     return replace(job, notes=notes, sizes=(report.bytes_float, report.bytes_packed))
 
 
@@ -173,16 +201,28 @@ def _layout(model: nn.Module) -> torch.memory_format:
     return torch.preserve_format if is_transformer(model) else torch.channels_last
 
 
-def _schedule(text: str | None) -> Schedule | None:
-    if text is None:
-        return None
+def _schedule(config: Config) -> Schedule | None:
+    """The strength that was asked for; None leaves the method's own."""
+    method = find_method(config.method, config.settings)
+    asked = None if config.strength is None else _parse_strength(config.strength)
+    if not config.sharp or method.pair.hard:
+        return asked
+    whole = asked or method.schedule
+    after = config.sharp_strength if config.sharp_strength is not None else whole(1.0)
+    return Then(whole, 1 - config.sharp / (1 - config.frozen), after)
+
+
+def _parse_strength(text: str) -> Schedule:
+    parts = text.split(":")
     try:
-        ends = [float(part) for part in text.split(":")]
+        ends = [float(part) for part in parts[:2]]
     except ValueError:
         ends = []
-    if len(ends) not in (1, 2):
-        raise ValueError(f"a strength is a number or FROM:TO, such as 5 or 1:20, not {text!r}")
-    return Constant(ends[0]) if len(ends) == 1 else Linear(ends[0], ends[1])
+    if len(ends) == len(parts) == 1:
+        return Constant(ends[0])
+    if len(ends) == 2 and parts[2:] in ([], ["log"]):
+        return (Logarithmic if parts[2:] else Linear)(ends[0], ends[1])
+    raise ValueError(f"a strength is 5, 1:20 or 0.1:10:log, not {text!r}")
 
 
 def _globs(text: str | None) -> list[str] | None:
@@ -197,6 +237,6 @@ def terms_of(config: Config, model: nn.Module) -> Terms:
     known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}
     odd = [name for name in names if name not in known]
     if odd:
-        raise ValueError(f"unknown term {odd[0]!r} of distillation: known are {', '.join(known)}")
+        raise ValueError(unknown("term of distillation", odd[0], known))
     weights = {name: known[name] if name in names else 0.0 for name in known}
     return Terms(**weights, per_sample=config.per_sample)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxbit.text import table
-from proxbit.train.config import Config, read_config
+from proxbit.theory.pictures import check_place, write
+from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
 from proxbit.train.folder import RunFolder
 from proxbit.train.records import Record, read_records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PANELS = (
     ("hard", "accuracy (hard), %", 100.0),
@@ -35,10 +38,8 @@ class RunView:
     def of(path: str) -> RunView:
         """Read a folder; a run in progress is shown as far as it is."""
         folder = RunFolder(path)
-        if not folder.config.is_file():
-            raise ValueError(f"{path!r} is not the folder of a run: no config.json in it")
-        records = tuple(read_records(folder.metrics))
-        return RunView(path, read_config(folder.config), records, read_result(path))
+        config, records = folder.options(), tuple(read_records(folder.metrics))
+        return RunView(path, config, records, read_result(path))
 
     @property
     def best(self) -> Record | None:
@@ -73,18 +74,16 @@ def _row(view: RunView) -> tuple[str, ...]:
 
 def draw_runs(views: list[RunView], path: str) -> None:
     """Accuracy, gap, flips, saturation, strength and loss over the epochs, all runs in each."""
-    if Path(path).suffix not in (".png", ".svg"):
-        raise ValueError(f"a picture ends in .png or .svg, not {path!r}")
+    check_place(path)
     empty = [view.name for view in views if not view.records]
     if empty:
         raise ValueError(f"{empty[0]!r} has no finished epoch yet: nothing to draw")
-    try:
-        import matplotlib
+    write(path, lambda: _figure(views))
 
-        matplotlib.use("Agg")
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("pictures need matplotlib: pip install 'proxbit[plot]'") from error
+
+def _figure(views: list[RunView]) -> Figure:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 6.2), layout="constrained")
     for axes, (name, title, factor) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         for view in views:
@@ -95,4 +94,4 @@ def draw_runs(views: list[RunView], path: str) -> None:
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=8)
-    figure.savefig(path, dpi=130)
+    return figure

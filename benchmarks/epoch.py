@@ -1,0 +1,108 @@
+"""The training loop against a bare PyTorch loop: same network, same images, step by step in turn.
+
+    python benchmarks/epoch.py [--steps 60] [--model resnet8] [--markdown docs/performance.md]
+
+Each step of ours (data, phases, checks, bars) is followed by one of the bare loop, so both are
+equally warm. The ratio is that of the medians; data alone is timed afterwards.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from evidence import environment, write_section
+from torch import Generator
+from torch.nn import functional
+
+import proxbit as pb
+from proxbit.data import crop_and_flip, fashion_mnist, normalize
+from proxbit.models import build
+from proxbit.train.config import Config
+from proxbit.train.fitting import open_run
+
+PACKAGES = ("proxbit", "torch", "accelerate")
+NEW_SECTION = """## The training loop
+
+`proxbit train` against a bare PyTorch loop: the same binary network on the same images, one step of
+each in turn, medians. *data alone*: shuffle, crop, flip and normalize one batch in memory.
+
+{marks}
+"""
+
+
+def bare_steps(model_name: str, batch: int, steps: int):
+    """A loop without anything: an iterator that takes one step at a time."""
+    torch.manual_seed(0)
+    images, generator = fashion_mnist(), Generator().manual_seed(0)
+    model = build(model_name, channels=1).to(memory_format=torch.channels_last)
+    pb.binarize(model, "bnn++")
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    pb.attach(model, optimizer, steps=steps)
+    model.train()
+    while True:
+        for rows in torch.randperm(len(images.y_train), generator=generator).split(batch):
+            x = crop_and_flip(images.x_train[rows], generator)
+            x = normalize(x, images.mean, images.std).contiguous(memory_format=torch.channels_last)
+            loss = functional.cross_entropy(model(x), images.y_train[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield float(loss.detach())
+
+
+def compare(model: str, batch: int, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each step: ours and bare, in turn."""
+    ours, bare = [], []
+    config = Config(model=model, batch=batch, epochs=1, limit=steps, frozen=0.0)
+    trainer, other = open_run(config), bare_steps(model, batch, steps)
+    mark = [time.perf_counter()]
+
+    def watch(_: object) -> None:
+        now = time.perf_counter()
+        ours.append(now - mark[0])
+        next(other)
+        mark[0] = time.perf_counter()
+        bare.append(mark[0] - now)
+
+    trainer.watch = watch
+    list(trainer)
+    return ours[5:], bare[5:]
+
+
+def data_alone(batch: int) -> float:
+    """Seconds that the loader takes for a batch."""
+    from proxbit.data import RECIPES, Loader
+
+    loader = Loader(fashion_mnist(), batch=batch, recipe=RECIPES["crop"])
+    start = time.perf_counter()
+    count = sum(1 for _ in loader.epoch(0))
+    return (time.perf_counter() - start) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--model", default="resnet8")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--markdown", type=Path, help="put the table between this page's marks")
+    given = parser.parse_args()
+    ours, bare = compare(given.model, given.batch, given.steps)
+    data = data_alone(given.batch)
+    mine, theirs = statistics.median(ours), statistics.median(bare)
+    table = [
+        "| | ms per step, median | ratio |",
+        "| --- | --: | --: |",
+        f"| bare PyTorch loop | {1e3 * theirs:.1f} | 1.000 |",
+        f"| `proxbit.train` | {1e3 * mine:.1f} | {mine / theirs:.3f} |",
+        f"| data alone | {1e3 * data:.1f} | {data / theirs:.3f} |",
+    ]
+    print("\n".join(table))
+    if given.markdown:
+        about = environment(PACKAGES, len(ours), 0)
+        write_section(given.markdown, "epoch", about, "\n".join(table), NEW_SECTION)
+
+
+if __name__ == "__main__":
+    main()

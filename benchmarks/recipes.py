@@ -1,0 +1,90 @@
+"""Try recipes: short runs of ResNet-20 on CIFAR-10, fine-tuned, each a process of its own.
+
+    python benchmarks/recipes.py --data npz:cifar10.npz --weights resnet20.safetensors rates
+
+A round is a list of candidates in ROUNDS. Done cells are skipped, an interrupted one continues, and
+every result is one line of results/recipes.jsonl. Accuracy is that of the hard network on 5,000
+images held back from training: the test images choose nothing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+BASE = {"model": "resnet20", "epochs": 1, "limit": 176, "hold_back": 0.1, "normalize": "imagenet"}
+SMOOTH = ("bnn++", "poly+", "ede+")
+
+Cell = dict[str, object]
+
+
+def grid(**choices: object) -> list[Cell]:
+    """Every combination of the choices; a tuple is a choice, anything else is fixed."""
+    lists = [value if isinstance(value, tuple) else (value,) for value in choices.values()]
+    return [dict(zip(choices, values, strict=True)) for values in product(*lists)]
+
+
+ROUNDS: dict[str, list[Cell]] = {
+    "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
+    "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
+    "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
+    "distill": grid(method=("bc", "bnn++"), distill=True),
+    "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
+    "paper": grid(method=("bc", "bnn++"), settings="paper"),
+}
+
+
+def name_of(cell: Cell) -> str:
+    """A folder name that says what differs from the base."""
+    return " ".join(f"{key}={value}" for key, value in cell.items()).replace("/", "_")
+
+
+def run(cell: Cell, common: Cell, work: Path, threads: int) -> dict[str, object]:
+    """Train one candidate, or continue it; its final figures."""
+    folder = work / name_of(cell).replace(" ", ",")
+    if (folder / "last.safetensors").exists():
+        arguments = ["--resume", str(folder)]
+    else:
+        work.mkdir(parents=True, exist_ok=True)
+        options = work / "options.json"
+        options.write_text(json.dumps(common | cell))
+        arguments = ["--config", str(options), "--out", str(folder)]
+    command = [sys.executable, "-m", "proxbit", "train", "--quiet", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    result: dict[str, object] = json.loads((folder / "result.json").read_text())
+    about = json.loads((folder / "about.json").read_text())
+    return result | {key: about[key] for key in ("commit", "proxbit", "torch", "started")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rounds", nargs="+", choices=list(ROUNDS))
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--results", type=Path, default=Path("results/recipes.jsonl"))
+    parser.add_argument("--work", type=Path, default=Path("runs/recipes"))
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    lines = given.results.read_text().splitlines() if given.results.exists() else []
+    done = {json.dumps(json.loads(line)["cell"], sort_keys=True) for line in lines}
+    common = BASE | {"data": given.data, "weights": given.weights}
+    for round_name, seed in product(given.rounds, given.seeds):
+        for candidate in ROUNDS[round_name]:
+            cell = candidate | {"seed": seed}
+            if json.dumps(cell, sort_keys=True) in done:
+                continue
+            result = run(cell, common, given.work, given.threads)
+            with given.results.open("a") as file:
+                file.write(json.dumps({"cell": cell, "base": BASE, "result": result}) + "\n")
+            shares = [f"{100 * result[k]:.2f}" for k in ("soft", "hardened", "hard")]  # type: ignore[operator]
+            print(f"{name_of(cell)}: soft, hard at once, hard {' '.join(shares)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

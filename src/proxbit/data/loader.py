@@ -1,0 +1,198 @@
+"""Batches for training and testing, the same for a seed however they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxbit.data.draws import Draws
+from proxbit.data.images import ImageSet
+from proxbit.data.mixing import erased, mixed, smoothed
+from proxbit.data.opening import Data
+from proxbit.data.pictures import Pictures, picture_batches, plain_transform, random_transform
+from proxbit.data.pixels import normalize, resize, shifted, take
+from proxbit.data.recipes import RECIPES, Recipe, check_recipe
+from proxbit.data.sharing import Sharing
+
+FOLDER_SIZE = 224
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """Batches of one part of the data, epoch by epoch.
+
+    The train part is shuffled and goes through the recipe; the others come in their own order,
+    resized and normalized only. Every random choice follows from the seed, the epoch and the
+    image's place in it, so neither the ranks nor the workers nor a resume change it.
+
+    Attributes:
+        data: What ``open_data`` gives.
+        part: ``train``, ``validation`` (after ``hold_back``) or ``test``.
+        batch: Images of a batch over all ranks.
+        seed: Of the order and of the recipe.
+        recipe: What happens to training images.
+        image_size: Side of the images that come out; their own (224 for folders) if None.
+        rank: Which part of each batch to take, of ``world`` parts.
+        world: Number of ranks.
+        workers: Processes that decode and transform single images; 0 for none. Images in memory
+            that are only cropped and flipped never need one.
+        device: Where the batches go.
+
+    >>> from proxbit.data import open_data
+    >>> loader = Loader(open_data("fashion"), batch=100, seed=1)
+    >>> loader.steps
+    80
+    >>> x, y = next(loader.epoch(0))
+    >>> x.shape, x.dtype, y.shape
+    (torch.Size([100, 1, 28, 28]), torch.float32, torch.Size([100]))
+    """
+
+    data: Data
+    part: str = "train"
+    batch: int = 128
+    seed: int = 0
+    recipe: Recipe = RECIPES["crop"]
+    image_size: int | None = None
+    rank: int = 0
+    world: int = 1
+    workers: int = 0
+    device: torch.device | str | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        if self.training:
+            _check_training(self)
+        _ = self._transform  # a policy that timm cannot read speaks up here, not in a worker
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch, the same number on every rank."""
+        return self.sharing.steps
+
+    @property
+    def size(self) -> int:
+        """Side of the images that come out."""
+        return self.image_size or self.data.image_size or FOLDER_SIZE
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """Which images this rank takes when."""
+        count = self.data.count(self.part)
+        return Sharing(count, self.batch, self.rank, self.world, self.training)
+
+    @property
+    def training(self) -> bool:
+        """Whether images are shuffled and go through the recipe."""
+        return self.part == "train"
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from batch ``start`` on: images and labels, or soft targets.
+
+        Images are normalized float32 of shape ``(n, channels, size, size)``. Labels are int64, or
+        float32 of shape ``(n, classes)`` where the recipe mixes images or smooths labels.
+        """
+        if number < 0:
+            raise ValueError(f"there is no epoch {number}: count epochs from 0")
+        if not 0 <= start <= self.steps:
+            raise ValueError(
+                f"cannot start at batch {start}: an epoch has the batches 0 to {self.steps - 1}"
+            )
+        draws = Draws(self.seed, number, self.sharing.count)
+        return self._train(draws, start) if self.training else self._test(draws, start)
+
+    def _train(self, draws: Draws, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order, recipe, classes = draws.order(), self.recipe, len(self.data.classes)
+        keys = draws.erasings(recipe.erasing)
+        labels = self.data.labels(self.part)[order]
+        for step, share, pixels in self._pixels(draws, order, start):
+            x, y = self._finish(pixels), labels[share].to(device=self.device)
+            if recipe.erasing:
+                x = erased(x, keys[share])
+            if recipe.mixes:
+                x, y = mixed(x, y, recipe, classes, draws.mixing_key(step))
+            elif recipe.smoothing:
+                y = smoothed(y, classes, recipe.smoothing)
+            yield x, y
+
+    def _test(self, draws: Draws, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        labels = self.data.labels(self.part)
+        for _, share, pixels in self._pixels(draws, torch.arange(draws.count), start):
+            yield self._finish(pixels), labels[share].to(device=self.device)
+
+    def _finish(self, pixels: Tensor) -> Tensor:
+        # Moved as bytes, a quarter of the floats.
+        pixels = resize(pixels, self.size).to(device=self.device)
+        return normalize(pixels, self.data.mean, self.data.std)
+
+    def _pixels(
+        self, draws: Draws, order: Tensor, start: int
+    ) -> Iterator[tuple[int, slice, Tensor]]:
+        steps = range(start, self.steps)
+        shares = [self.sharing.share(step) for step in steps]
+        if self._transform is None:
+            images = self._from_memory(draws, order, shares)
+        else:
+            keys = draws.picture_keys()
+            items = (list(zip(order[s].tolist(), keys[s].tolist(), strict=True)) for s in shares)
+            pictures = Pictures(self.data, self.part, self._transform)
+            images = picture_batches(pictures, items, self.workers)
+        return zip(steps, shares, images, strict=True)
+
+    def _from_memory(self, draws: Draws, order: Tensor, shares: list[slice]) -> Iterator[Tensor]:
+        assert isinstance(self.data, ImageSet)
+        images, recipe = self.data.images(self.part), self.recipe
+        pad = recipe.padding(self.data.image_size)
+        (down, right), mirror = draws.shifts(pad), draws.mirrors() & recipe.flip
+        for share in shares:
+            x = take(images, order[share])
+            if self.training and (pad or recipe.flip):
+                x = shifted(x, down[share], right[share], mirror[share], pad)
+            yield x
+
+    @cached_property
+    def _transform(self) -> Any:
+        """What each image goes through by itself; None where whole batches are faster."""
+        if self.training and (self.recipe.per_image or self.data.image_size is None):
+            return random_transform(self.data, self.recipe, self.size)
+        return plain_transform(self.size) if self.data.image_size is None else None
+
+
+def _check_numbers(loader: Loader) -> None:
+    least = {"batch": 1, "seed": 0, "world": 1, "workers": 0, "image_size": 1}
+    for field, lowest in least.items():
+        value = getattr(loader, field)
+        if value is not None and value < lowest:
+            raise ValueError(f"a loader cannot have {field}={value}: choose {lowest} or more")
+    if not 0 <= loader.rank < loader.world:
+        raise ValueError(f"there is no rank {loader.rank} of {loader.world}: count ranks from 0")
+    count = loader.data.count(loader.part)
+    if count < loader.world:
+        raise ValueError(
+            f"the {loader.part} part of {loader.data.name} has {count} images for {loader.world} "
+            f"ranks: use fewer ranks"
+        )
+
+
+def _check_training(loader: Loader) -> None:
+    recipe, world = loader.recipe, loader.world
+    check_recipe(recipe)
+    if loader.batch % world:
+        raise ValueError(
+            f"a batch of {loader.batch} cannot be shared by {world} ranks: choose a multiple of it"
+        )
+    images = min(loader.batch, loader.data.count("train"))
+    if recipe.mixes and images % (2 * world):
+        raise ValueError(
+            f"recipe {recipe.name!r} mixes images in pairs, and a batch of {images} over {world} "
+            f"ranks leaves one over: choose a multiple of {2 * world}"
+        )
+    if recipe.per_image and loader.data.channels not in (1, 3):
+        raise ValueError(
+            f"recipe {recipe.name!r} needs pictures in grey or RGB, and {loader.data.name} has "
+            f"{loader.data.channels} channels: use RECIPES['crop']"
+        )

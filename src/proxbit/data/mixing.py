@@ -1,0 +1,46 @@
+"""The last steps of a training batch: erasing, mixing in pairs, soft targets."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxbit.data.draws import seeded
+from proxbit.data.extras import extra
+from proxbit.data.recipes import Recipe
+
+
+def erased(images: Tensor, keys: Tensor) -> Tensor:
+    """Normalized images with a rectangle of noise, in place, wherever the key is not -1."""
+    # Noise is drawn on the CPU on every device, so that a key gives the same one.
+    erase = extra("timm.data.random_erasing").RandomErasing(1.0, mode="pixel", device="cpu")
+    for image, key in zip(images, keys.tolist(), strict=True):
+        if key >= 0:
+            with seeded(key):
+                erase(image)
+    return images
+
+
+def mixed(
+    images: Tensor, labels: Tensor, recipe: Recipe, classes: int, key: int
+) -> tuple[Tensor, Tensor]:
+    """Each image blended with, or pasted into, the one as far from the batch's other end."""
+    mix = extra("timm.data.mixup").Mixup(
+        mixup_alpha=recipe.mixup,
+        cutmix_alpha=recipe.cutmix,
+        label_smoothing=recipe.smoothing,
+        num_classes=classes,
+    )
+    with seeded(key):
+        x, y = mix(images, labels)
+    return x, y
+
+
+def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    r"""Soft targets: :math:`(1 - s)` on the label's class and :math:`s / k` on all :math:`k`.
+
+    >>> import torch
+    >>> smoothed(torch.tensor([1]), classes=2, smoothing=0.5)
+    tensor([[0.2500, 0.7500]])
+    """
+    return F.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes

@@ -1,0 +1,120 @@
+"""Batches of images as tensors: take, move, mirror, resize, normalize.
+
+Everything up to ``normalize`` works on uint8. Images have the shape ``(n, channels, height,
+width)`` and are stored with the channels last, as convolutions on a CPU prefer them; any other
+storage works too and gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+
+def take(images: Tensor, rows: Tensor) -> Tensor:
+    """The images of these rows, channels last.
+
+    >>> take(torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1), torch.tensor([2, 0])).flatten()
+    tensor([2, 0], dtype=torch.uint8)
+    """
+    return images.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+
+
+def shifted(images: Tensor, down: Tensor, right: Tensor, mirror: Tensor, pad: int) -> Tensor:
+    """Each image's window of its own size in the image padded with black, mirrored where told.
+
+    Args:
+        images: Of any type, ``(n, channels, height, width)``.
+        down: Row of each window's upper edge in the padded image, 0 to ``2 * pad``.
+        right: Column of each window's left edge, 0 to ``2 * pad``.
+        mirror: Whether the window is mirrored left to right.
+        pad: Black pixels added on every side.
+
+    >>> x = torch.tensor([[1, 2, 3]], dtype=torch.uint8).expand(2, 1, 3, 3)
+    >>> zero, two = torch.zeros(2, dtype=torch.long), torch.full((2,), 2)
+    >>> shifted(x, two, zero, torch.tensor([False, True]), 1)[:, 0, 0]
+    tensor([[0, 1, 2],
+            [2, 1, 0]], dtype=torch.uint8)
+    """
+    n, channels, height, width = images.shape
+    padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, pad, pad, pad, pad))
+    x = torch.arange(width, device=images.device)
+    rows = down[:, None] + torch.arange(height, device=images.device)
+    columns = right[:, None] + torch.where(mirror[:, None], x.flip(0), x)
+    first = torch.arange(n, device=images.device)[:, None] * (height + 2 * pad)
+    # One gather of whole pixels: three times as fast as indexing image, row and column.
+    pixel = (first + rows)[:, :, None] * (width + 2 * pad) + columns[:, None, :]
+    taken = padded.flatten(0, 2).index_select(0, pixel.flatten())
+    return taken.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def crop_and_flip(images: Tensor, generator: Generator, pad: int = 2) -> Tensor:
+    """Move every image by up to ``pad`` pixels each way and mirror every second one, at random.
+
+    Works on the raw uint8 images, so what moves in from outside is black.
+    """
+    n = len(images)
+    # Drawn where the generator lives: a seed gives the same crops on every device.
+    draw = torch.randint(2 * pad + 1, (2, n), generator=generator).to(images.device)
+    mirror = torch.rand(n, generator=generator).to(images.device) < 0.5
+    return shifted(images, draw[0], draw[1], mirror, pad)
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Square uint8 images of another size: bilinear, averaging over what a smaller pixel covers."""
+    if images.shape[-2:] == (size, size):
+        return images
+    # uint8 with the channels last takes a vectorized path, 20 times as fast as float32.
+    images = images.contiguous(memory_format=torch.channels_last)
+    return F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+
+
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    r"""Float images :math:`(x / 255 - m_c) / s_c` from uint8 ones, channel by channel.
+
+    >>> normalize(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2), (0.5,), (0.25,))
+    tensor([[[[-2.,  2.]]]])
+    """
+    n, channels, height, width = images.shape
+    lines = images.permute(0, 2, 3, 1).reshape(n * height, width * channels)
+    # One number per column of a line: adding along three channels would not be vectorized.
+    m, s = (
+        torch.tensor(v, device=images.device).expand(channels).repeat(width) for v in (mean, std)
+    )
+    x = (lines / 255).sub_(m).div_(s)
+    if channels == 1:
+        return x.view(images.shape)
+    return x.view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def batches(
+    images: Tensor,
+    labels: Tensor,
+    size: int,
+    generator: Generator | None = None,
+    *,
+    augment: bool = False,
+    mean: tuple[float, ...] = (0.0,),
+    std: tuple[float, ...] = (1.0,),
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield normalized float batches of ``size`` images with their labels; the last may be smaller.
+
+    Without a generator the images come in their own order; with one they are shuffled, and with
+    ``augment`` also cropped and flipped. The generator alone decides: same seed, same batches.
+
+    >>> x, y = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3)
+    >>> [part.tolist() for _, part in batches(x, y, 2)]
+    [[0, 1], [2]]
+    """
+    if augment and generator is None:
+        raise ValueError("cannot augment without a generator: pass one, or augment=False")
+    n = len(images)
+    order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+    for chosen in torch.split(order.to(images.device), size):
+        x = take(images, chosen)
+        if augment and generator is not None:
+            x = crop_and_flip(x, generator)
+        yield normalize(x, mean, std), labels[chosen]

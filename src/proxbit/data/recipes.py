@@ -1,0 +1,89 @@
+"""What happens to training images, by name: nothing, crop and flip, or DeiT's whole recipe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What happens to training images at random; a zero, False or None leaves its step out.
+
+    Attributes:
+        name: How messages call it.
+        crop: Reach of the random shift as a share of the side; image folders are instead cropped
+            to a random part and resized wherever it is not zero.
+        flip: Whether every second image is mirrored.
+        colour: Reach of random brightness, contrast and saturation.
+        policy: RandAugment as timm writes it, such as ``rand-m9-mstd0.5-inc1``.
+        erasing: Share of the images in which a rectangle becomes noise.
+        mixup: Parameter of the beta distribution by which two images are blended.
+        cutmix: Parameter of the beta distribution by which a part of one is pasted into the other.
+        smoothing: Share of the target that is spread over all classes.
+    """
+
+    name: str
+    crop: float = 0.0
+    flip: bool = False
+    colour: float = 0.0
+    policy: str | None = None
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    smoothing: float = 0.0
+
+    @property
+    def per_image(self) -> bool:
+        """Whether each image has to go through PIL by itself."""
+        return bool(self.colour or self.policy)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed in pairs."""
+        return bool(self.mixup or self.cutmix)
+
+    def padding(self, size: int) -> int:
+        """Largest shift of an image of this size, an even number of pixels.
+
+        >>> [RECIPES["crop"].padding(size) for size in (28, 32, 64)]
+        [2, 4, 8]
+        """
+        return int(self.crop * size) // 2 * 2
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("none"),
+        Recipe("crop", crop=0.125, flip=True),
+        Recipe(
+            "timm",
+            crop=0.125,
+            flip=True,
+            policy="rand-m9-mstd0.5-inc1",
+            erasing=0.25,
+            mixup=0.8,
+            cutmix=1.0,
+            smoothing=0.1,
+        ),
+    )
+}
+
+_LIMITS = {
+    "crop": 0.5,
+    "colour": 1.0,
+    "erasing": 1.0,
+    "mixup": math.inf,
+    "cutmix": math.inf,
+    "smoothing": 1.0,
+}
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise one sentence for a number that a recipe cannot have."""
+    for field, limit in _LIMITS.items():
+        value = getattr(recipe, field)
+        if not 0 <= value <= limit:
+            reach = f"from 0 to {limit:g}" if limit < math.inf else "not below 0"
+            raise ValueError(f"recipe {recipe.name!r} has {field}={value}: choose one {reach}")

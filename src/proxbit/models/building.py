@@ -1,0 +1,173 @@
+"""One function from a name to a model: ours, timm's, or the user's own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.models import resnet
+from proxbit.models.from_timm import from_timm, import_timm, near_names
+from proxbit.models.user import user_object
+from proxbit.models.vit import tiny_vit
+from proxbit.models.words import first_line
+from proxbit.text import unknown
+
+RESNETS: dict[str, Callable[..., nn.Module]] = {
+    "resnet8": resnet.resnet8,
+    "resnet20": resnet.resnet20,
+    "resnet32": resnet.resnet32,
+    "resnet44": resnet.resnet44,
+    "resnet56": resnet.resnet56,
+}
+OURS = (*RESNETS, "tiny_vit")
+
+
+def build(
+    name: str,
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    pretrained: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """The model called ``name``: one of ours, ``timm/NAME``, or ``FILE.py:FUNCTION``.
+
+    Where ``image_size`` is given, one empty image goes through the model, which proves that it
+    takes that size and gives one score per class.
+
+    Args:
+        name: ``resnet8``, ``resnet20``, ``resnet32``, ``resnet44``, ``resnet56``, ``tiny_vit``;
+            any model of timm; or your own function or class, whose file is executed.
+        classes: How many scores the model gives.
+        channels: Channels of an image.
+        image_size: Height and width of an image; needed by ``tiny_vit`` only.
+        patch_size: Height and width of a patch, for models that have patches.
+        pretrained: Let timm fetch its weights.
+        options: Passed on: ``width`` of a ResNet, timm's own arguments, or those of your function.
+
+    >>> build("resnet8", classes=4, channels=1, width=8)(torch.zeros(2, 1, 16, 16)).shape
+    torch.Size([2, 4])
+    """
+    sizes = {"classes": classes, "channels": channels}
+    sizes |= {} if image_size is None else {"image_size": image_size}
+    extra = options | ({} if patch_size is None else {"patch_size": patch_size})
+    _check_sizes(sizes | ({} if patch_size is None else {"patch_size": patch_size}))
+    model = _maker(name)(name, sizes, extra | ({"pretrained": True} if pretrained else {}))
+    if image_size is not None:
+        _try_one_image(model, name, classes, channels, image_size)
+    return model
+
+
+def _check_sizes(sizes: dict[str, Any]) -> None:
+    for what, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{what} must be a whole number of at least 1, not {value!r}")
+
+
+def _maker(name: str) -> Callable[[str, dict[str, int], dict[str, Any]], nn.Module]:
+    """Who knows the name: strings become functions here."""
+    if re.search(r"\.py(:|$)", name):
+        return _from_user
+    if name in OURS:
+        return _from_ours
+    if name.startswith("timm/") and import_timm().is_model(name.removeprefix("timm/")):
+        return _from_timm
+    forms = ["any model of timm as timm/NAME", "your own as FILE.py:FUNCTION"]
+    raise ValueError(unknown("model", name, [*OURS, *_near(name), *forms]))
+
+
+def _near(name: str) -> list[str]:
+    try:
+        return near_names(name)
+    except ValueError:  # no timm here: ours are all there are
+        if name.startswith("timm/"):
+            raise
+        return []
+
+
+def _from_timm(name: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.Module:
+    return from_timm(name.removeprefix("timm/"), **{**sizes, **options})
+
+
+def _from_ours(name: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.Module:
+    if options.get("pretrained"):
+        raise ValueError(
+            f"no weights come with {name}: leave pretrained out and give a file to load_weights "
+            "(--weights FILE)"
+        )
+    if name == "tiny_vit":
+        return tiny_vit(**sizes, **options)
+    for option in options.keys() - {"width"}:
+        raise ValueError(unknown(f"option of {name}", option, ["width"]))
+    return RESNETS[name](sizes["classes"], sizes["channels"], **options)
+
+
+def _from_user(spec: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.Module:
+    """Call the user's function with those of the sizes that it takes, and with all options."""
+    make = user_object(spec)
+    if isinstance(make, nn.Module) or not callable(make):
+        a = type(make).__name__
+        raise TypeError(f"{spec} is a {a}: name a function or class that makes a model")
+    arguments = _taken(spec, make, sizes, options)
+    try:
+        model = make(**arguments)
+    except Exception as error:
+        raise ValueError(f"{spec} does not run: {first_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{spec} returned a {type(model).__name__}: it must return an nn.Module")
+    return model
+
+
+def _taken(
+    spec: str, make: Callable[..., Any], sizes: dict[str, int], options: dict[str, Any]
+) -> dict[str, Any]:
+    signature = inspect.signature(make)
+    parameters = signature.parameters
+    names = [
+        n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not any_keyword:
+        for option in options.keys() - set(names):
+            raise ValueError(unknown(f"option of {spec}", option, names))
+        sizes = {what: value for what, value in sizes.items() if what in names}
+    try:
+        signature.bind(**sizes, **options)
+    except TypeError as error:
+        raise ValueError(f"{spec}: {error}; give it a default or pass it as an option") from error
+    return {**sizes, **options}
+
+
+def _try_one_image(
+    model: nn.Module, name: str, classes: int, channels: int, image_size: int
+) -> None:
+    """Send one empty image through the model, and leave no trace."""
+    shape = (1, channels, image_size, image_size)
+    try:
+        scores = _scores_of_nothing(model, shape)
+    except Exception as error:
+        raise ValueError(
+            f"{name} does not take images of {image_size}x{image_size} with {channels} "
+            f"channel(s) ({first_line(error)}): choose other sizes"
+        ) from error
+    found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if found != (1, classes):
+        raise ValueError(f"{name} gives {found} for one image: it must give {(1, classes)} scores")
+
+
+def _scores_of_nothing(model: nn.Module, shape: tuple[int, ...]) -> Any:
+    modes = [(module, module.training) for module in model.modules()]
+    device = next((p.device for p in model.parameters()), None)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return model.eval()(torch.zeros(shape, device=device))
+    finally:
+        for module, training in modes:
+            module.training = training

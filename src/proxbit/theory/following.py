@@ -1,0 +1,190 @@
+"""The convergence theorem along a real run: both sides of it after every optimizer step."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxbit.convert import binary_weights
+from proxbit.nn import BinaryWeight
+from proxbit.text import table
+from proxbit.theory import bound
+from proxbit.theory.bound import Record
+from proxbit.theory.premises import check_premises
+from proxbit.theory.recovery import recover
+from proxbit.theory.watching import Watched, WatchedBinary
+
+ROWS = 10  # of a printed trail
+
+
+class Trail:
+    """What :func:`follow` has seen: one record per step.
+
+    Attributes:
+        records: Both sides of the theorem after each step.
+        ended: Why the trail ended before it was told to, in words; empty otherwise.
+    """
+
+    def __init__(self, optimizer: Optimizer, watched: list[Watched]) -> None:
+        """Start at the present weights; :func:`follow` checks and chooses what is watched."""
+        self.records: list[Record] = []
+        self.ended = ""
+        self._watched = watched
+        self._start = sum(bound.distance(one.reference, one.here) for one in watched)
+        self._handles: list[Any] = [handle for one in watched for handle in one.listen()]
+        self._handles += [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    @property
+    def holds(self) -> bool:
+        """Whether both sides were equal after every step."""
+        return all(record.holds for record in self.records)
+
+    def stop(self) -> None:
+        """Take the hooks off; the records stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON: a number that is not finite is None."""
+        return {"ended": self.ended, "records": [_plain(record) for record in self.records]}
+
+    def __str__(self) -> str:
+        """A sentence, and a table of about ten steps."""
+        if not self.records:
+            return f"no step was followed{f': {self.ended}' if self.ended else ''}"
+        lines = [f"{len(self.records)} steps: {self._finding()}", "", _in_columns(self.records)]
+        return "\n".join([*lines, *([f"ended: {self.ended}"] if self.ended else [])])
+
+    def _finding(self) -> str:
+        bad = next((record.step for record in self.records if not record.holds), None)
+        if bad is None:
+            return "both sides are equal after every one"
+        return f"the sides differ from step {bad} on, which was not eta times the gradient of T"
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.ended:
+            return
+        moved = next((words for one in self._watched if (words := one.unsteady())), "")
+        rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+        if moved:
+            self._end(f"{moved}; the theorem needs a fixed T and r, so a pb.Constant schedule")
+        elif len(rates) > 1:
+            self._end(
+                f"the theorem has one step size for all weights, "
+                f"here are {' and '.join(f'{rate:g}' for rate in rates)}"
+            )
+        else:
+            for one in self._watched:
+                one.prepare()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.ended:
+            return
+        eta = float(optimizer.param_groups[0]["lr"])
+        with np.errstate(all="ignore"):  # a run that explodes has records that say so
+            step = bound.added(one.step(eta) for one in self._watched)
+        last = self.records[-1] if self.records else bound.first(self._start)
+        self.records.append(bound.advanced(last, eta, step))
+
+    def _end(self, why: str) -> None:
+        """A trail must not stop a training run: it warns, and sees no more.
+
+        Its hooks stay until :meth:`stop`: the optimizer is just going through them.
+        """
+        self.ended = why
+        warnings.warn(f"the trail ends: {why}", UserWarning, stacklevel=4)
+
+
+def follow(
+    model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None = None
+) -> Trail:
+    """Compare the two sides of the convergence theorem after each step of a run.
+
+    The theorem is about plain steps at a constant strength with a fixed T: torch.optim.SGD without
+    momentum, ``schedule=pb.Constant(...)``, and scale "none" or "unit". Anything else is refused
+    here; a strength that moves later ends the trail with a warning.
+
+    Args:
+        model: A binarized model with an admitted pair.
+        optimizer: What trains it. Float parameters count too, with T(w) = w.
+        reference: The weights to compare with, such as the state_dict of an earlier run; a binary
+            weight w* stands for P(w*). By default the weights as they are now.
+
+    Returns:
+        A trail: ``records``, ``holds``, ``to_dict()``, ``stop()``; print it for a table.
+    """
+    check_premises(model, optimizer)
+    return Trail(optimizer, _watch(model, optimizer, reference))
+
+
+def _watch(
+    model: nn.Module, optimizer: Optimizer, reference: Mapping[str, Tensor] | None
+) -> list[Watched]:
+    """Every weight that the optimizer moves, once, with its reference."""
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    weights = [w for w in binary_weights(model) if id(w.parameter) in owned]
+    names: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), name)
+    quantized = {id(weight.parameter) for weight in weights}
+    plain = [p for p in model.parameters() if id(p) in owned - quantized]
+    watched = [*_watch_binary(weights, names), *(Watched(names[id(p)], p) for p in plain)]
+    if reference is not None:
+        _compare(watched, reference)
+    return watched
+
+
+def _compare(watched: list[Watched], reference: Mapping[str, Tensor]) -> None:
+    for one in watched:
+        if one.name not in reference:
+            raise ValueError(f"the reference lacks {one.name!r}: pass a state_dict of this model")
+        one.compare_with(reference[one.name])
+
+
+def _watch_binary(weights: list[BinaryWeight], names: dict[int, str]) -> list[Watched]:
+    """Tied weights are one weight with several uses; equal pairs are recovered once."""
+    uses: dict[tuple[int, str], list[BinaryWeight]] = {}
+    for weight in weights:
+        uses.setdefault((id(weight.parameter), str(weight.rows)), []).append(weight)
+    recovered = cache(recover)
+    return [
+        WatchedBinary(
+            names[id(group[0].parameter)],
+            group,
+            recovered(group[0].quantizer.pair, float(group[0].quantizer.strength)),
+        )
+        for group in uses.values()
+    ]
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    data = asdict(record) | {"mean_gap": record.mean_gap, "bound": record.bound}
+    finite = {key: value if math.isfinite(value) else None for key, value in data.items()}
+    return finite | {"holds": record.holds}
+
+
+def _in_columns(records: list[Record]) -> str:
+    """The first step, the last, and steps at equal ratios between."""
+    chosen = np.unique(np.geomspace(1, len(records), ROWS).round().astype(int)) - 1
+    head = ("step", "eta", "gap", "left", "right", "mean gap", "bound", "equal")
+    rows = [
+        (
+            r.step,
+            *(f"{x:.4g}" for x in (r.eta, r.gap, r.left, r.right, r.mean_gap, r.bound)),
+            "yes" if r.holds else "NO",
+        )
+        for r in (records[i] for i in chosen)
+    ]
+    return table(head, rows)

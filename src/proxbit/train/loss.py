@@ -1,0 +1,40 @@
+"""What a run makes small: cross entropy or distillation, and the overflows of BWAA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from proxbit.nn import BinaryProduct, overflow_penalty
+from proxbit.train.distillation import Distiller
+from proxbit.train.setup import Job, terms_of
+
+
+class Loss:
+    """The loss of one network on a batch."""
+
+    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+        """Put hooks on the network and its teacher, if it has one."""
+        self.model, self.config, self.distiller = model, job.config, None
+        if job.teacher is not None:
+            terms = terms_of(job.config, model)
+            self.distiller = Distiller(model, job.teacher.to(device), terms=terms)
+
+    def __call__(self, run: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The loss of ``run``: the network as it is wrapped to be called."""
+        penalized = self.config.penalty > 0 and self.config.task == "BWAA" and self._sums()
+        with overflow_penalty(self.model) if penalized else nullcontext(lambda: 0.0) as penalty:
+            if self.distiller is not None:
+                loss = self.distiller(x, y, run=run)[0]
+            else:
+                smoothing = self.config.smoothing
+                loss = functional.cross_entropy(run(x), y, label_smoothing=smoothing)
+            return loss + self.config.penalty * penalty()
+
+    def _sums(self) -> bool:
+        """Whether there are sums of bits now: PTB has none while it trains, FP never."""
+        return any(isinstance(m, BinaryProduct) and not m.plain for m in self.model.modules())

@@ -1,0 +1,161 @@
+"""One process of a team that trains; test_train_distributed.py starts two, or calls parts itself.
+
+Usage: team.py FOLDER, in an environment such as a launcher makes.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxbit.train.config import Config
+from proxbit.train.fitting import evaluate, open_run, resume_run
+from proxbit.train.replica import full_state
+from proxbit.train.trainer import Trainer
+from proxbit.train.trouble import Diverged, Interrupted
+
+NETWORK = """
+import os, time
+from pathlib import Path
+from torch import nn
+
+class Nap(nn.Module):
+    def forward(self, x):
+        time.sleep(float(os.environ.get("NAP", "0")) if self.training else 0)
+        return x
+
+class Poison(nn.Module):
+    def forward(self, x):
+        return x / 0 if self.training and os.environ.get("RANK") == "1" else x
+
+def group_norm(channels):
+    return nn.GroupNorm(2, channels)
+
+def network(classes, middle=nn.Identity, norm=group_norm):
+    if "PIDS" in os.environ:
+        Path(os.environ["PIDS"], os.environ["RANK"]).write_text(str(os.getpid()))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), norm(8), nn.Hardtanh(), middle(),
+        nn.Conv2d(8, 8, 3, padding=1, stride=2), norm(8), nn.Hardtanh(),
+        nn.Flatten(), nn.Linear(72, 20), nn.Hardtanh(), nn.Linear(20, classes),
+    )
+
+def plain(classes): return network(classes)
+def slow(classes): return network(classes, Nap)
+def poisoned(classes): return network(classes, Poison)
+def normed(classes): return network(classes, norm=nn.BatchNorm2d)
+"""
+KINDS = {"ddp": "false", "fsdp": "true"}
+STEPS = 8
+RUNS: dict[str, dict[str, Any]] = {
+    "bnn++ BW": {},
+    "bc BWA": {"method": "bc", "task": "BWA"},
+    "sharpened": {"sharp": 0.25, "optimizer": "adamw", "rate": 0.01, "ema": 0.5},
+    "shifts": {"method": "react", "task": "BWA"},
+    "parts": {"accumulate": 2, "clip_norm": 0.5},
+    "two stages": {"pretrain": 1, "clip_norm": 0.5},
+}
+STOPS = {"ddp": 3, "fsdp": 7}  # in the soft and in the frozen phase; the other resumes
+
+
+def options(folder: Path, net: str = "plain", **values: Any) -> Config:
+    """Eight steps, the last three frozen."""
+    return Config(
+        model=f"{folder / 'nets.py'}:{net}", data=f"npz:{folder / 'images.npz'}", batch=16,
+        epochs=2, frozen=0.3, optimizer="sgd", rate=0.05, cpu=True,
+    ).but(**values)  # fmt: skip
+
+
+def finish(trainer: Trainer) -> dict[str, Any]:
+    """All that a run to its end shows, as plain values and tensors."""
+    losses: list[float] = []
+    trainer.watch = lambda now: losses.append(now.last_loss)
+    records = [replace(record, seconds=0.0).to_dict() for record in trainer]
+    first = next(trainer.core.parameters())
+    local = first.to_local() if hasattr(first, "to_local") else first
+    return {
+        "losses": losses, "records": records, "state": full_state(trainer.core),
+        "best": trainer.best, "share": local.numel() / first.numel(),
+    }  # fmt: skip
+
+
+def interrupt(trainer: Trainer, step: int, rank: int) -> None:
+    """Only one of the processes is asked to stop."""
+    trainer.stop = lambda: trainer.progress.step == step and trainer.team.rank == rank
+    try:
+        list(trainer)
+    except Interrupted:
+        return
+    raise AssertionError("nobody stopped")
+
+
+def mistake(work: Callable[[], object]) -> str:
+    try:
+        work()
+    except (ValueError, Diverged) as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[list[str]]:
+    """The files below a folder that this process opens for writing, makes or renames."""
+    found: list[str] = []
+    active = [True]
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        if not active[0] or event not in ("open", "os.mkdir", "os.rename", "os.remove"):
+            return
+        reads = event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        if not reads and isinstance(args[0], str | Path) and str(folder) in str(args[0]):
+            found.append(f"{event} {args[0]}")
+
+    sys.addaudithook(look)
+    yield found
+    active[0] = False
+
+
+def work(folder: Path) -> dict[Any, Any]:
+    """Every run of a team, under both kinds of sharing."""
+    seen: dict[Any, Any] = {}
+    for kind, sharded in KINDS.items():
+        os.environ |= {"ACCELERATE_USE_FSDP": sharded, "FSDP_VERSION": "2"}
+        for name, values in RUNS.items():
+            out = folder / kind / name
+            with written(out) as files:
+                seen[kind, name] = finish(open_run(options(folder, **values), out))
+            seen[kind, name]["files"] = files
+        normed, out = options(folder, net="normed"), folder / kind / "normed"
+        seen[kind, "normed"] = finish(open_run(normed, out)) | {"evaluated": evaluate(out)}
+        seen[kind, "bf16"] = finish(open_run(options(folder, precision="bf16")))
+        stopped = open_run(options(folder, **RUNS["sharpened"]), folder / kind / "stopped")
+        interrupt(stopped, STOPS[kind], rank=1)
+        seen[kind, "resumed"] = finish(resume_run(folder / "one" / kind))
+        seen[kind, "mistakes"] = mistakes(folder, kind)
+    return seen
+
+
+def mistakes(folder: Path, kind: str) -> list[str]:
+    """What this process answers where it, or only another one, meets a mistake."""
+    blind = options(
+        folder, model="tiny_vit", patch_size=2, weights=str(folder / "vit.safetensors"),
+        terms="hidden", pretrain=0,
+    )  # fmt: skip
+    return [
+        mistake(lambda: open_run(options(folder), folder / kind / "bnn++ BW")),
+        mistake(lambda: list(open_run(options(folder, net="poisoned")))),
+        mistake(lambda: open_run(blind)),
+        mistake(lambda: open_run(options(folder, batch=15))),
+    ]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place = Path(sys.argv[1])
+    torch.save(work(place), place / f"rank{os.environ['RANK']}.pt")
+    torch.distributed.destroy_process_group()
