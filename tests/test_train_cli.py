@@ -151,9 +151,8 @@ def test_resume_continues_on_the_command_line(place, run, tmp_path):
     trainer.stop = lambda: trainer.progress.step == 6
     with pytest.raises(Interrupted):
         list(trainer)
-    assert said("show", str(tmp_path / "b")).output.splitlines()[-1].endswith(
-        "1/3      -    open"
-    ) or ("open" in said("show", str(tmp_path / "b")).output)
+    row = said("show", str(tmp_path / "b")).output.splitlines()[-1].split()
+    assert row[6] == "1/3" and row[-1] == "open"
     same = ["--batch", "16", "--method", "bnn++"]  # options that are those of the run may be given
     printed = said("train", "--resume", str(tmp_path / "b"), *same).output
     assert "   2/3  " in printed and "   1/3  " not in printed
@@ -177,7 +176,7 @@ def test_quiet_prints_the_same_lines(place, run, tmp_path):
 @pytest.mark.filterwarnings("always::proxbit.advice.SettingsWarning")
 def test_advice_is_a_sentence(place, tmp_path):
     """Not a file and a line of ours."""
-    paper = ["--method=pq", "--settings=paper", "--epochs=60", "--limit=1"]
+    paper = ["--method=pq", "--settings=paper", "--epochs=8", "--limit=1"]
     result = said("train", *options(place), *paper, "--out", str(tmp_path / "p"))
     (note,) = result.stderr.strip().splitlines()
     assert note.startswith("note: PQ: a threshold of 0.01 and more at every step pins")
@@ -266,5 +265,4 @@ def test_divergence_ends_with_status_4_and_keeps_the_last_checkpoint(place, tmp_
 def test_every_option_is_in_the_help():
     printed = said("train", "--help").output
     for each in fields(Config):
-        flag = "--" + each.name.replace("_", "-")
-        assert flag in printed or flag[:20] in printed, flag
+        assert "--" + each.name.replace("_", "-") in printed

@@ -94,6 +94,12 @@ def run(command: list[str], text: Path, env: dict[str, str]) -> subprocess.Popen
         return subprocess.Popen(command, env=env, stdout=file, stderr=file, text=True)
 
 
+def end(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="module")
 def ranks(folder: Path, alone: Any) -> list[dict[Any, Any]]:
     """What the two processes of a team saw."""
@@ -102,8 +108,7 @@ def ranks(folder: Path, alone: Any) -> list[dict[Any, Any]]:
         for rank, process in enumerate(processes):
             assert process.wait(timeout=240) == 0, (folder / f"text{rank}").read_text()
     finally:
-        for process in processes:
-            process.kill()
+        end(*processes)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -250,7 +255,7 @@ def test_who_loses_another_process_says_so_and_ends(slow: Any, tmp_path: Path) -
         other.kill()
         assert main.wait(timeout=20) == 1
     finally:
-        main.kill(), other.kill()
+        end(main, other)
     words = text.read_text()
     assert words.count(f"run in {out}: ") == words.count("   1/8 ") == 1
     assert words.count("another process of this run stopped") == 1
@@ -274,7 +279,7 @@ def test_a_launcher_ends_when_a_process_is_killed(slow: Any, tmp_path: Path) -> 
         os.kill(int((tmp_path / "0").read_text()), signal.SIGKILL)
         assert launcher.wait(timeout=20) != 0
     finally:
-        launcher.kill()
+        end(launcher)
     assert "Signal 9 (SIGKILL) received" in text.read_text()
     assert text.read_text().count("   1/8 ") == 1
     assert_goes_on(tmp_path / "run", config)

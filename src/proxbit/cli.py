@@ -1,31 +1,29 @@
-"""The command line: ``proxbit check`` and ``proxbit methods``."""
+"""The command line: all commands come together here; those of the theory live here."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from proxbit import cli_train
 from proxbit._version import __version__
+from proxbit.cli_errors import fail
 from proxbit.methods import METHODS, Method, find_method
+from proxbit.models import user_object
 from proxbit.pairs import Pair
 from proxbit.text import table
 from proxbit.theory import check as check_pair
 from proxbit.theory import formulas, pictures, repair
 
 app = typer.Typer(
-    help="One-bit neural networks: which pairs are sound, and what each method does.",
+    help="One-bit neural networks: train them, measure them hard, check their pairs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 REFUSED = 3
-MISTAKE = 2
 
 
 def _version(wanted: bool) -> None:
@@ -68,14 +66,14 @@ def check(
     Examples: proxbit check bnn+; proxbit check my_pairs.py:soft_sign --strength 1:30 --json
     """
     try:
-        found = _load(pair) if ".py:" in pair else find_method(pair)
+        found = user_object(pair, Pair) if ".py:" in pair else find_method(pair)
         at = None if strength is None else _range(strength)
         if plot is not None:
             pictures.check_place(plot)
         verdict = check_pair(found, at)
         drawn = None if plot is None else _draw(found, at, verdict.strengths, plot)
     except (ValueError, TypeError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
     else:
@@ -151,28 +149,6 @@ def _about(key: str, method: Method) -> dict[str, Any]:
     }
 
 
-def _load(spec: str) -> Pair:
-    """A pair from FILE.py:NAME; the file runs, because the user named it."""
-    file, _, name = spec.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise ValueError(f"there is no file {file!r}")
-    module_spec = importlib.util.spec_from_file_location(f"proxbit_user_{path.stem}", path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses look their module up
-    try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{file} does not run: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not isinstance(found, Pair):
-        pairs = [key for key, value in vars(module).items() if isinstance(value, Pair)]
-        what = "has no" if found is None else f"has a {type(found).__name__}, not a Pair, as"
-        raise ValueError(f"{file} {what} {name!r}; its pairs: {', '.join(pairs) or 'none'}")
-    return found
-
-
 def _range(text: str) -> float | tuple[float, float]:
     """'5' or '1:30'."""
     try:
@@ -184,11 +160,6 @@ def _range(text: str) -> float | tuple[float, float]:
     if len(ends) == 2:
         return ends[0], ends[1]
     raise ValueError(f"a strength is a number or LOW:HIGH, such as 5 or 1:30, not {text!r}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"proxbit: {' '.join(message.split())}", err=True)
-    raise typer.Exit(MISTAKE)
 
 
 app.command()(cli_train.with_options(cli_train.train))

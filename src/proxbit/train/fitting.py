@@ -70,7 +70,7 @@ def _prepared(config: Config, team: Team) -> Job:
     """What :func:`prepare` gives, if these processes can train it together."""
     job = prepare(config)
     if team.world > 1 and job.teacher is not None:
-        terms = terms_of(job.config, job.model)
+        terms = terms_of(job.config, job.model, job.teacher)
         if not terms.logits and not terms.labels:  # gradients are gathered from the outputs on
             raise ValueError(
                 f"several processes need a term on the outputs, and --terms is {config.terms}: add "

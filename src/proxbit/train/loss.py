@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from proxbit.data.mixing import smoothed
 from proxbit.nn import BinaryProduct, overflow_penalty
 from proxbit.train.distillation import Distiller
 from proxbit.train.setup import Job, terms_of
@@ -20,8 +21,9 @@ class Loss:
     def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
         """Put hooks on the network and its teacher, if it has one."""
         self.model, self.config, self.distiller = model, job.config, None
+        self.classes = len(job.data.classes)
         if job.teacher is not None:
-            terms = terms_of(job.config, model)
+            terms = terms_of(job.config, model, job.teacher)
             self.distiller = Distiller(model, job.teacher.to(device), terms=terms)
 
     def __call__(self, run: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -29,11 +31,17 @@ class Loss:
         penalized = self.config.penalty > 0 and self.config.task == "BWAA" and self._sums()
         with overflow_penalty(self.model) if penalized else nullcontext(lambda: 0.0) as penalty:
             if self.distiller is not None:
-                loss = self.distiller(x, y, run=run)[0]
+                loss = self.distiller(x, self._smoothed(y), run=run)[0]
             else:
                 smoothing = self.config.smoothing
                 loss = functional.cross_entropy(run(x), y, label_smoothing=smoothing)
             return loss + self.config.penalty * penalty()
+
+    def _smoothed(self, y: Tensor) -> Tensor:
+        """The targets with label smoothing; soft ones were smoothed with the images."""
+        if not self.config.smoothing or y.is_floating_point():
+            return y
+        return smoothed(y, self.classes, self.config.smoothing)
 
     def _sums(self) -> bool:
         """Whether there are sums of bits now: PTB has none while it trains, FP never."""

@@ -75,7 +75,8 @@ def prepare(config: Config) -> Job:
     method = find_method(config.method, config.settings)
     data = open_data(config.data, root=config.data_root, download=config.download)
     if config.normalize == "imagenet":
-        data = replace(data, **_imagenet(data.channels))
+        mean, std = _imagenet(data.channels)
+        data = replace(data, mean=mean, std=std)
     if config.hold_back:
         data = data.hold_back(config.hold_back, seed=config.seed)
     if config.batch > (count := data.count("train")):
@@ -103,10 +104,10 @@ def prepare(config: Config) -> Job:
         return job
 
 
-def _imagenet(channels: int) -> dict[str, tuple[float, ...]]:
+def _imagenet(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if channels != 3:
         raise ValueError(f"ImageNet's mean is of 3 channels, and these images have {channels}")
-    return {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module, str]:
@@ -229,10 +230,10 @@ def _globs(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def terms_of(config: Config, model: nn.Module) -> Terms:
-    """The terms of the distillation that were asked for, or those that suit the model."""
+def terms_of(config: Config, *models: nn.Module) -> Terms:
+    """The terms of the distillation that were asked for, or those that suit the models."""
     if config.terms is None:
-        return replace(Terms.for_model(model), per_sample=config.per_sample)
+        return replace(Terms.for_model(*models), per_sample=config.per_sample)
     names = _globs(config.terms) or []
     known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}
     odd = [name for name in names if name not in known]
