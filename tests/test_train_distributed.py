@@ -1,12 +1,14 @@
 """Several processes train the network that one process trains: shares, shards, kills, resumes."""
 
 import importlib.util
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +42,7 @@ def load_worker() -> ModuleType:
 
 
 worker = load_worker()
-KINDS, RUNS, STEPS, STOPS = worker.KINDS, worker.RUNS, worker.STEPS, worker.STOPS
+CASES, KINDS, STEPS, STOPS = worker.CASES, worker.KINDS, worker.STEPS, worker.STOPS
 finish, interrupt, options = worker.finish, worker.interrupt, worker.options
 
 
@@ -59,10 +61,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, dict[str, Any]]:
     """The same runs in this process, and some that the team will continue."""
-    whole = {name: values | {"accumulate": 1} for name, values in RUNS.items()}
+    whole = {name: values | {"accumulate": 1} for name, values in worker.RUNS.items()}
     seen = {name: finish(open_run(options(folder, **values))) for name, values in whole.items()}
     for kind, step in zip(KINDS, reversed(STOPS.values()), strict=True):
-        stopped = open_run(options(folder, **RUNS["sharpened"]), folder / "one" / kind)
+        stopped = open_run(options(folder, **worker.RUNS["sharpened"]), folder / "one" / kind)
         interrupt(stopped, step, rank=0)
     teacher = build("tiny_vit", classes=3, channels=1, image_size=6, patch_size=2)
     save_file(teacher.state_dict(), folder / "vit.safetensors")
@@ -76,21 +78,9 @@ def environment(**values: str) -> dict[str, str]:
     return found
 
 
-def start(folder: Path, command: list[str], **values: str) -> list[subprocess.Popen[str]]:
-    """Two processes that find each other; what rank N says goes to textN."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    values |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    processes = []
-    for rank in ("0", "1"):
-        env = environment(**values, RANK=rank, LOCAL_RANK=rank, LOCAL_WORLD_SIZE="2")
-        processes.append(run([sys.executable, *command], folder / f"text{rank}", env))
-    return processes
-
-
-def run(command: list[str], text: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+def run(command: list[str], text: Path, **values: str) -> subprocess.Popen[str]:
     with text.open("w") as file:
+        env = environment(**values)
         return subprocess.Popen(command, env=env, stdout=file, stderr=file, text=True)
 
 
@@ -100,15 +90,36 @@ def end(*processes: subprocess.Popen[str]) -> None:
         process.wait()
 
 
+def wait_for(event: Callable[[], bool], process: subprocess.Popen[str], text: Path) -> None:
+    last = time.monotonic() + 200
+    while not event():
+        assert process.poll() is None and time.monotonic() < last, text.read_text()
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
-def ranks(folder: Path, alone: Any) -> list[dict[Any, Any]]:
-    """What the two processes of a team saw."""
-    processes = start(folder, [str(WORKER), str(folder)])
+def team(folder: Path, alone: Any) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes that have found each other, after their runs; textN is what rank N says."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    command = [sys.executable, str(WORKER), str(folder)]
+    processes = [
+        run(command, folder / f"text{rank}", **where, RANK=rank, LOCAL_RANK=rank)
+        for rank in ("0", "1")
+    ]
     try:
         for rank, process in enumerate(processes):
-            assert process.wait(timeout=240) == 0, (folder / f"text{rank}").read_text()
+            wait_for((folder / f"rank{rank}.pt").exists, process, folder / f"text{rank}")
+        yield processes
     finally:
         end(*processes)
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, team: Any) -> list[dict[Any, Any]]:
+    """What the two processes saw in their runs."""
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -129,8 +140,7 @@ def assert_same_run(given: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @needs_processes
-@pytest.mark.parametrize("name", list(RUNS))
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_two_processes_train_as_one(kind: str, name: str, ranks: Any, alone: Any) -> None:
     assert [each["phase"] for each in alone[name]["records"]][-1] == "frozen"
     for seen in ranks:
@@ -140,14 +150,13 @@ def test_two_processes_train_as_one(kind: str, name: str, ranks: Any, alone: Any
 
 @pytest.mark.slow
 @needs_processes
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_one_process_loads_what_two_wrote(kind: str, ranks: Any, folder: Path) -> None:
-    for name in RUNS:
-        network, _ = load_network(folder / kind / name)
-        assert_close(network.state_dict(), ranks[1][kind, name]["best"])
-        saved = load_file(folder / kind / name / "last.safetensors")
-        for key, value in ranks[1][kind, name]["state"].items():
-            assert torch.equal(saved[f"model/{key}"], value), key
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_one_process_loads_what_two_wrote(kind: str, name: str, ranks: Any, folder: Path) -> None:
+    network, _ = load_network(folder / kind / name)
+    assert_close(network.state_dict(), ranks[1][kind, name]["best"])
+    saved = load_file(folder / kind / name / "last.safetensors")
+    for key, value in ranks[1][kind, name]["state"].items():
+        assert torch.equal(saved[f"model/{key}"], value), key
 
 
 @pytest.mark.slow
@@ -177,13 +186,12 @@ def test_processes_agree_on_batch_norm(kind: str, ranks: Any) -> None:
 
 @pytest.mark.slow
 @needs_processes
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_only_the_main_process_writes(kind: str, ranks: Any) -> None:
-    for name in RUNS:
-        names = " ".join(ranks[0][kind, name]["files"])
-        assert "last.safetensors" in names
-        assert "metrics.jsonl" in names
-        assert ranks[1][kind, name]["files"] == []
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_only_the_main_process_writes(kind: str, name: str, ranks: Any) -> None:
+    names = " ".join(ranks[0][kind, name]["files"])
+    assert "last.safetensors" in names
+    assert "metrics.jsonl" in names
+    assert ranks[1][kind, name]["files"] == []
 
 
 @pytest.mark.slow
@@ -223,20 +231,13 @@ def test_all_processes_meet_a_mistake_together(kind: str, ranks: Any) -> None:
     assert "the output of 3 is not finite" in ranks[1][kind, "mistakes"][1]
 
 
-def wait_for(words: str, text: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 100
-    while words not in text.read_text():
-        assert process.poll() is None and time.monotonic() < end, text.read_text()
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def slow(folder: Path, tmp_path: Path) -> tuple[Config, list[str]]:
     """A run of eight epochs with time to be killed in, and its command."""
     config = options(folder, net="slow", epochs=8)
     (tmp_path / "config.json").write_text(config.to_json())
     given = ["--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "run")]
-    return config, ["-m", "proxbit", "train", *given]
+    return config, ["train", *given]
 
 
 def assert_goes_on(out: Path, config: Config) -> None:
@@ -246,21 +247,21 @@ def assert_goes_on(out: Path, config: Config) -> None:
 
 @pytest.mark.slow
 @needs_processes
-def test_who_loses_another_process_says_so_and_ends(slow: Any, tmp_path: Path) -> None:
+def test_who_loses_another_process_says_so_and_ends(
+    slow: Any, team: Any, folder: Path, tmp_path: Path
+) -> None:
     config, command = slow
-    text, out = tmp_path / "text0", tmp_path / "run"
-    main, other = start(tmp_path, command, NAP="0.1")
-    try:
-        wait_for("   1/8 ", text, main)
-        other.kill()
-        assert main.wait(timeout=20) == 1
-    finally:
-        end(main, other)
+    text, out = folder / "text0", tmp_path / "run"
+    (tmp_path / "arguments").write_text(json.dumps(command))
+    (tmp_path / "arguments").rename(folder / "arguments.json")
+    wait_for(lambda: "   1/8 " in text.read_text(), team[0], text)
+    team[1].kill()
+    assert team[0].wait(timeout=20) == 1
     words = text.read_text()
     assert words.count(f"run in {out}: ") == words.count("   1/8 ") == 1
     assert words.count("another process of this run stopped") == 1
     assert f"continue with proxbit train --resume {out}" in words
-    assert (tmp_path / "text1").read_text() == ""  # nothing is said twice
+    assert "run in" not in (folder / "text1").read_text()  # nothing is said twice
     assert_goes_on(out, config)
 
 
@@ -271,11 +272,10 @@ def test_a_launcher_ends_when_a_process_is_killed(slow: Any, tmp_path: Path) -> 
     config, command = slow
     text = tmp_path / "text"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    sharded = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    env = environment(**sharded, NAP="0.1", PIDS=str(tmp_path))
-    launcher = run([*torchrun, *command], text, env)
+    values = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "NAP": "0.1"}
+    launcher = run([*torchrun, "-m", "proxbit", *command], text, **values, PIDS=str(tmp_path))
     try:
-        wait_for("   1/8 ", text, launcher)
+        wait_for(lambda: "   1/8 " in text.read_text(), launcher, text)
         os.kill(int((tmp_path / "0").read_text()), signal.SIGKILL)
         assert launcher.wait(timeout=20) != 0
     finally:

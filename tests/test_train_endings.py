@@ -49,6 +49,24 @@ def poison(classes, channels):
         nn.Conv2d(channels, 4, 3), nn.Conv2d(4, 4, 3), Root(), nn.Flatten(), nn.Linear(64, classes)
     )
 
+class Loose(nn.Module):
+    '''Gives its output in a tuple, and far too large.'''
+    def __init__(self, classes):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((192, classes), 1e9))
+    def forward(self, x):
+        return (x.flatten(1) @ self.weight,)
+
+class Untold(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.loose = Loose(classes)
+    def forward(self, x):
+        return self.loose(x)[0] * torch.arange(3)
+
+def untold(classes):
+    return Untold(classes)
+
 class Sick(nn.Module):
     '''Gives no number from its sixth training batch on.'''
     count = 0
@@ -366,6 +384,11 @@ def test_the_layer_where_it_began_is_named(place):
 def test_a_loss_that_is_finite_but_huge_names_the_layer_with_the_largest_output(place):
     with pytest.raises(Diverged, match=r"at step 0, where the output of 5 reaches \d"):
         list(fit(config(place, "loud", method="fp")))
+
+
+def test_a_network_that_cannot_be_looked_into_is_refused_all_the_same(place):
+    with pytest.raises(Diverged, match=r"at step 0, in a network whose layers give no tensors"):
+        list(fit(config(place, "untold", method="fp")))
 
 
 @pytest.mark.parametrize("limit", [1, 4])

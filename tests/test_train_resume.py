@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import safe_open
 
+from proxbit.compat import allow_torchvision
 from proxbit.methods import METHODS
 from proxbit.train import Config, fit, open_run, resume_run
 from proxbit.train.trainer import Trainer
@@ -226,6 +227,24 @@ def test_a_run_resumes_in_the_stage_before_and_after_it(place, tmp_path):
     assert pieces == 3
     assert_same_run(tmp_path / "whole", out)
     assert_same_run(tmp_path / "whole" / "pretrain", out / "pretrain")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:timm.*")
+def test_a_transformer_resumes_with_teacher_norms_and_mixed_images(place, tmp_path):
+    allow_torchvision()
+    pytest.importorskip("timm")
+    names = {"model": "tiny_vit", "patch_size": 4, "epochs": 1}
+    list(fit(config(place, method="fp", **names), tmp_path / "float"))
+    options = config(place, weights=str(tmp_path / "float"), **names | {"frozen": 0.5})
+    list(fit(options, tmp_path / "whole"))
+    kept = json.loads((tmp_path / "whole" / "config.json").read_text())
+    chosen = {"augment": "timm", "distill": True, "attention_norm": True, "pretrain": 1}
+    assert chosen.items() <= kept.items()
+    trainer = open_run(options, tmp_path / "pieces")
+    while not _train_stages(trainer, {2}):
+        trainer = resume_run(tmp_path / "pieces")
+    assert_same_run(tmp_path / "whole", tmp_path / "pieces")
 
 
 def _train_stages(trainer: Trainer, stops: set[int]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -48,10 +49,18 @@ def percent(share: float) -> str:
 def unknown(what: str, given: object, known: Iterable[str]) -> str:
     """One sentence for a name that does not exist, with near matches first.
 
-    >>> unknown("scale", "chanel", ["channel", "layer"])
-    "unknown scale 'chanel': did you mean 'channel'? known: channel, layer"
+    >>> unknown("scale", "Chanel", ["channel", "layer"])
+    "unknown scale 'Chanel': did you mean 'channel'? known: channel, layer"
     """
-    names = list(known)
-    near = difflib.get_close_matches(str(given).lower(), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    names, word = list(known), str(given).lower()
+    near = difflib.get_close_matches(word, [name.lower() for name in names], n=3)
+    # Of names that are equally near, the one that begins alike: resnet2 is more like resnet20.
+    close = [name for name in names if name.lower() in near]
+    best = max(close, default=None, key=lambda name: _likeness(word, name.lower()))
+    hint = "" if best is None else f"did you mean {best!r}? "
     return f"unknown {what} {given!r}: {hint}known: {', '.join(names)}"
+
+
+def _likeness(a: str, b: str) -> tuple[float, int]:
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return difflib.SequenceMatcher(None, b, a).ratio(), len(list(alike))

@@ -69,7 +69,8 @@ class Display:
 def final_line(result: dict[str, Any]) -> str:
     """Float, soft, hard and the gap, with what they were measured on."""
     names = ("float", "soft", "hardened", "hard")
-    words = {"float": "float", "soft": "soft", "hardened": "hard at once", "hard": "hard"}
+    last = "after training" if result["bytes_packed"] == result["bytes_float"] else "hard"
+    words = {"float": "float", "soft": "soft", "hardened": "hard at once", "hard": last}
     shares = [f"{words[n]} {100 * result[n]:.2f} %" for n in names if result[n] is not None]
     gap = "" if result["gap"] is None else f", gap {100 * result['gap']:+.2f} points"
     sizes = f"{size(result['bytes_packed'])} packed, {size(result['bytes_float'])} float"

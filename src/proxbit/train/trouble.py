@@ -44,6 +44,8 @@ def blame(model: nn.Module, x: Tensor) -> str:
     for layer, size in sizes.items():
         if not math.isfinite(size):
             return f"where the output of {layer} is not finite"
+    if not sizes:
+        return "in a network whose layers give no tensors"
     largest = max(sizes, key=lambda layer: sizes[layer])
     return f"where the output of {largest} reaches {sizes[largest]:.3g}"
 
@@ -62,7 +64,7 @@ def _output_sizes(model: nn.Module, x: Tensor) -> dict[str, float]:
     names = {module: name for name, module in model.named_modules()}
 
     def look(module: nn.Module, _: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
             sizes[names[module]] = float(output.abs().amax())
 
     handles = [m.register_forward_hook(look) for m in names if not any(m.children())]
