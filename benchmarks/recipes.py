@@ -10,15 +10,24 @@ images held back from training: the test images choose nothing.
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
+from evidence import environment, write_section
+
 BASE = {"model": "resnet20", "epochs": 1, "limit": 176, "hold_back": 0.1, "normalize": "imagenet"}
 SMOOTH = ("bnn++", "poly+", "ede+")
 
 Cell = dict[str, object]
+Line = dict[str, dict[str, object]]
+HEAD = (
+    "| method | options | soft % | hard at once % | hard at the end % | seeds |\n"
+    "| --- | --- | --: | --: | --: | --: |"
+)
+NEW_SECTION = "## What was tried\n\n{marks}\n"
 
 
 def grid(**choices: object) -> list[Cell]:
@@ -60,6 +69,37 @@ def run(cell: Cell, common: Cell, work: Path, threads: int) -> dict[str, object]
     return result | {key: about[key] for key in ("commit", "proxbit", "torch", "started")}
 
 
+def tables(lines: list[Line], known: dict[str, list[Cell]]) -> str:
+    """One table per round, best hard accuracy first; seeds of one candidate share a row."""
+    parts = []
+    for name, cells in known.items():
+        rows = [(cell, _results(lines, cell)) for cell in cells]
+        rows = sorted((row for row in rows if row[1]), key=lambda row: -_mean(row[1], "hard"))
+        if rows:
+            parts.append(f"### {name}\n\n{HEAD}\n" + "\n".join(_row(*row) for row in rows))
+    return "\n\n".join(parts)
+
+
+def _results(lines: list[Line], cell: Cell) -> list[Cell]:
+    fitting = ({k: v for k, v in line["cell"].items() if k != "seed"} == cell for line in lines)
+    return [line["result"] for line, fits in zip(lines, fitting, strict=True) if fits]
+
+
+def _mean(results: list[Cell], key: str) -> float:
+    return 100 * statistics.mean(float(result[key]) for result in results)  # type: ignore[arg-type]
+
+
+def _row(cell: Cell, results: list[Cell]) -> str:
+    hard = [100 * float(result["hard"]) for result in results]  # type: ignore[arg-type]
+    spread = f" ± {statistics.stdev(hard):.2f}" if len(hard) > 1 else ""
+    options = ", ".join(f"{key} {value}" for key, value in cell.items() if key != "method")
+    shares = f"{_mean(results, 'soft'):.2f} | {_mean(results, 'hardened'):.2f}"
+    return (
+        f"| {cell['method']} | {options or 'default'} | {shares} | {_mean(results, 'hard'):.2f}"
+        f"{spread} | {len(hard)} |"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rounds", nargs="+", choices=list(ROUNDS))
@@ -69,6 +109,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/recipes.jsonl"))
     parser.add_argument("--work", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--markdown", type=Path, help="put the tables between this page's marks")
     given = parser.parse_args()
     given.results.parent.mkdir(parents=True, exist_ok=True)
     lines = given.results.read_text().splitlines() if given.results.exists() else []
@@ -84,6 +125,10 @@ def main() -> None:
                 file.write(json.dumps({"cell": cell, "base": BASE, "result": result}) + "\n")
             shares = [f"{100 * result[k]:.2f}" for k in ("soft", "hardened", "hard")]  # type: ignore[operator]
             print(f"{name_of(cell)}: soft, hard at once, hard {' '.join(shares)}", flush=True)
+    if given.markdown:
+        found = [json.loads(line) for line in given.results.read_text().splitlines()]
+        about = environment(("proxbit", "torch"), len(found), 0)
+        write_section(given.markdown, "recipes", about, tables(found, ROUNDS), NEW_SECTION)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -11,9 +12,10 @@ import typer
 MISTAKE = 2
 
 
-def fail(message: str, status: int = MISTAKE) -> NoReturn:
-    """Say what is wrong and leave."""
-    typer.echo(f"proxbit: {' '.join(message.split())}", err=True)
+def fail(message: str, status: int = MISTAKE, everyone: bool = False) -> NoReturn:
+    """Say what is wrong and leave; of several processes the first speaks, or ``everyone``."""
+    if everyone or os.environ.get("RANK", "0") == "0":
+        typer.echo(f"proxbit: {' '.join(message.split())}", err=True)
     raise typer.Exit(status)
 
 

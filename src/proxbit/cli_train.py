@@ -131,24 +131,34 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
     console.print(f"run in {folder}: {describe(trainer.config)}")
     for note in trainer.job.notes:
         console.print(note, style="dim")
-    try:
-        with advising(), stopping() as stop, Display(console, quiet) as display:
-            trainer.watch, trainer.stop = display.watch, stop
-            display.head()
-            for record in trainer:
-                display.line(record, trainer.config.epochs)
-                if events is not None:
-                    events.write(record)
-    except Interrupted:
-        typer.echo(f"stopped and saved: continue with  proxbit train --resume {folder}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except Diverged as error:
-        fail(f"{error}; the last good checkpoint is in {folder}", DIVERGED)
-    except ValueError as error:  # what only shows in training, such as a batch of 1 for a norm
-        fail(str(error))
-    except (RuntimeError, OSError) as error:
-        fail(_trouble(error, trainer, folder), 1)
+    # Outside of the handlers: a launcher that ends us while we explain must not cut us short.
+    with stopping() as stop:
+        trainer.stop = stop
+        try:
+            _follow(trainer, Display(console, quiet), events)
+        except Interrupted:
+            again = f"proxbit train --resume {folder}"
+            if main:
+                typer.echo(f"stopped and saved: continue with  {again}", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except Diverged as error:
+            fail(f"{error}; the last good checkpoint is in {folder}", DIVERGED)
+        except ValueError as error:  # what only shows in training: a batch of 1 for a norm
+            fail(str(error))
+        except (RuntimeError, OSError) as error:
+            fail(_trouble(error, trainer, folder), 1, everyone=True)
     console.print(final_line(trainer.result()), style="bold")
+
+
+def _follow(trainer: Any, display: Any, events: Any) -> None:
+    """Train under the eyes of a person."""
+    with advising(), display:
+        trainer.watch = display.watch
+        display.head()
+        for record in trainer:
+            display.line(record, trainer.config.epochs)
+            if events is not None:
+                events.write(record)
 
 
 def _trouble(error: Exception, trainer: Any, folder: Path) -> str:
@@ -156,7 +166,8 @@ def _trouble(error: Exception, trainer: Any, folder: Path) -> str:
     if isinstance(error, OSError):
         return f"cannot write into {folder}: {error.strerror or error}; {again}"
     if trainer.team.world > 1:
-        return f"another process of this run stopped ({str(error).splitlines()[0]}); {again}"
+        first = str(error).splitlines()[0]
+        return f"this process failed, or another one of the run stopped ({first}); {again}"
     raise error
 
 
