@@ -10,7 +10,7 @@ demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded 
 	$(BIN)/proxbit demo
 
 test: $(VENV)/test.done  ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 check: $(VENV)/check.done  ## lint, format and types
 	$(BIN)/ruff check .

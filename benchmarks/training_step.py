@@ -1,9 +1,9 @@
 """Time and peak memory of one training step: float, proxbit, and the same weights in its peers.
 
 A step is forward, cross-entropy, backward, ``optimizer.step()`` and ``zero_grad()`` under Adam.
-All contenders live in one process, are equally warm, and take turns in an order shuffled anew
-each round; a ratio compares a contender with the float step of the *same* round, so a machine
-that slows down for a while slows both. Freed memory stays in the process, so nobody pays page
+Each contender takes turns with the float network, both warm, and a ratio compares neighbouring
+steps, so a machine that slows down for a while slows both. Contenders come in a shuffled order.
+Freed memory stays in the process, so nobody pays page
 faults. Memory is measured apart from time: the peak bytes of torch's allocator over building the
 model and two steps, above those of float, in copies of the binary weights.
 
@@ -114,21 +114,22 @@ def enrol(setting: Setting, contender: Contender, seed: int) -> Learner:
     return contender.learner(setting.build().train())
 
 
-def time_rounds(
-    learners: Sequence[Learner], data: tuple[Tensor, Tensor], rounds: int, seed: int
-) -> list[list[float]]:
-    """Seconds of each learner in each round; the order within a round is shuffled."""
-    shuffle = random.Random(seed).shuffle
-    for learner in learners:
-        for _ in range(WARM_UP):
-            learner.step(*data)
+def time_beside(
+    learner: Learner, base: Learner, data: tuple[Tensor, Tensor], rounds: int
+) -> list[tuple[float, float]]:
+    """Seconds of a step of each, in turn, after both were warmed; who begins changes every round.
+
+    Neighbours in time: what else the machine does falls on both alike.
+    """
+    for _ in range(WARM_UP):
+        base.step(*data)
+        learner.step(*data)
+    gc.collect()
     table = []
-    for _ in range(rounds):
-        order = list(range(len(learners)))
-        shuffle(order)
-        gc.collect()
-        seconds = {i: time_step(learners[i], data) for i in order}
-        table.append([seconds[i] for i in range(len(learners))])
+    for round_number in range(rounds):
+        order = (learner, base) if round_number % 2 else (base, learner)
+        seconds = {id(each): time_step(each, data) for each in order}
+        table.append((seconds[id(learner)], seconds[id(base)]))
     return table
 
 
@@ -170,11 +171,14 @@ def measure(
     torch.manual_seed(seed)
     data = setting.data(batch)
     peaks = [peak_bytes(partial(enrol, setting, c, seed), data) for c in field]
-    seconds = time_rounds([enrol(setting, c, seed) for c in field], data, rounds, seed)
+    base, seconds = enrol(setting, field[0], seed), dict[int, list[tuple[float, float]]]()
+    for i in random.Random(seed).sample(range(len(field)), len(field)):
+        seconds[i] = time_beside(enrol(setting, field[i], seed), base, data, rounds)
     copy = sum(layer.weight.nbytes for layer in inner_layers(setting.build()).values())
     rows = []
     for i, contender in enumerate(field):
-        ratio, spread = middle([s[i] / s[0] for s in seconds])
+        mine, floats = zip(*seconds[i], strict=True)
+        ratio, spread = middle([m / f for m, f in seconds[i]])
         rows.append(
             Row(
                 model=name,
@@ -183,8 +187,8 @@ def measure(
                 method=contender.method,
                 ratio=ratio,
                 spread=spread,
-                best=min(s[i] for s in seconds) / min(s[0] for s in seconds),
-                ms=1000 * statistics.median(s[i] for s in seconds),
+                best=min(mine) / min(floats),
+                ms=1000 * statistics.median(mine),
                 rounds=rounds,
                 peak_mib=peaks[i] / 2**20,
                 extra_copies=(peaks[i] - peaks[0]) / copy,
@@ -236,12 +240,13 @@ def line(values: Sequence[str]) -> str:
 
 NEW_SECTION = """## One training step
 
-Forward, loss, backward, Adam step and `zero_grad`, in one process, contenders interleaved in a
-shuffled order; freed memory is kept, so nobody pays page faults. *time / float*: median over the
-rounds of the ratio to the float step of the same round, ± half its interquartile range. *best*:
-the ratio of the fastest steps, which other work on the machine disturbs least. *extra copies*:
-peak memory above float, in copies of the binary weights. torchao's PARQ and brevitas binarize the
-same layers, weights only.
+Forward, loss, backward, Adam step and `zero_grad`, in one process. Each contender runs beside the
+float network, a step of one and a step of the other, both warm; contenders come in a shuffled
+order, and freed memory is kept, so nobody pays page faults. *time / float*: median of the ratios of
+neighbouring steps, ± half their interquartile range; the row *float* is a second float network
+beside the first, so it shows the noise. *best*: the ratio of the fastest steps, which other work on
+the machine disturbs least. *extra copies*: peak memory above float, in copies of the binary
+weights. torchao's PARQ and brevitas binarize the same layers, weights only.
 
 {marks}
 """

@@ -259,7 +259,7 @@ def test_who_loses_another_process_says_so_and_ends(
     assert team[0].wait(timeout=20) == 1
     words = text.read_text()
     assert words.count(f"run in {out}: ") == words.count("   1/8 ") == 1
-    assert words.count("another process of this run stopped") == 1
+    assert words.count("another one of the run stopped") == 1
     assert f"continue with proxbit train --resume {out}" in words
     assert "run in" not in (folder / "text1").read_text()  # nothing is said twice
     assert_goes_on(out, config)
