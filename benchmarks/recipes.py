@@ -19,7 +19,6 @@ from pathlib import Path
 from evidence import environment, write_section
 
 BASE = {"model": "resnet20", "epochs": 1, "limit": 176, "hold_back": 0.1, "normalize": "imagenet"}
-SMOOTH = ("bnn++", "poly+", "ede+")
 
 Cell = dict[str, object]
 Line = dict[str, dict[str, object]]
@@ -36,13 +35,28 @@ def grid(**choices: object) -> list[Cell]:
     return [dict(zip(choices, values, strict=True)) for values in product(*lists)]
 
 
+EVERY = (
+    "ptb",
+    "pc",
+    "pq",
+    "rpc",
+    "bnn",
+    "bnn+",
+    "bi-real",
+    "r-bnn",
+    "poly+",
+    "ede",
+    "ede+",
+    "react",
+)
 ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
-    "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
     "distill": grid(method=("bc", "bnn++"), distill=True),
+    "methods": grid(method=EVERY),
+    "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
+    "paper": grid(method=("bc", "bnn++", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
-    "paper": grid(method=("bc", "bnn++"), settings="paper"),
 }
 
 
