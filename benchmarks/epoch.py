@@ -26,7 +26,8 @@ PACKAGES = ("proxbit", "torch", "accelerate")
 NEW_SECTION = """## The training loop
 
 `proxbit train` against a bare PyTorch loop: the same binary network on the same images, steps in
-turn (ours, bare, bare, ours, ...), medians. *data alone*: shuffle, crop, flip and normalize one batch in memory.
+turn (ours, bare, bare, ours, ...), medians. *data alone*: shuffle, crop, flip and normalize one
+batch in memory.
 
 {marks}
 """
