@@ -1,5 +1,6 @@
 """What every test shares: the same random numbers each time, and how Hypothesis searches."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -21,3 +22,11 @@ def same_random_numbers() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture(scope="module")
+def light_garbage() -> Iterator[None]:
+    """Each training run collects garbage once: let it not look at all that was imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -1,10 +1,9 @@
 """Files of a run: written whole or not at all, refused with one sentence when not ours."""
 
 import errno
-import gc
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from proxbit.train import checkpoint as files
 from proxbit.train.checkpoint import load_checkpoint, save_checkpoint, write_atomically
 from proxbit.train.records import read_records
 
+pytestmark = pytest.mark.usefixtures("light_garbage")
 NET = """
 from torch import nn
 
@@ -33,14 +33,6 @@ def net(classes, channels):
 """
 TENSORS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3), "empty": torch.zeros(0, 2)}
 STATE = {"step": 3, "names": ["a", "ü"], "half": 0.5}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage() -> Iterator[None]:
-    """Each run collects garbage once: let it not look at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

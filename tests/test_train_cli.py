@@ -1,9 +1,7 @@
 """``proxbit train``, ``evaluate`` and ``show``: what they write, print and repeat."""
 
-import gc
 import json
 import platform
-from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from proxbit.train import Config, Record, evaluate, open_run
 from proxbit.train.config import read_config
 from proxbit.train.trouble import Interrupted
 
+pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = """
 from torch import nn
 
@@ -32,14 +31,6 @@ def net(classes, channels):
     )
 """
 SHORT = ["--epochs=3", "--batch=16", "--frozen=0.3", "--recalibrate=2", "--cpu"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage() -> Iterator[None]:
-    """Each run collects garbage once: let it not look at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

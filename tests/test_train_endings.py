@@ -1,6 +1,5 @@
 """What a run promises when it ends: hard weights, honest figures, the best network."""
 
-import gc
 import json
 import math
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from proxbit.train.records import read_records
 from proxbit.train.trainer import Trainer
 from proxbit.train.trouble import Diverged
 
+pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = """
 import torch
 from torch import nn
@@ -88,14 +88,6 @@ def loud(classes, channels):
 """
 BINARY = ("3.weight", "8.weight")  # of net: the first convolution and the classifier stay float
 SHORT = {"epochs": 2, "batch": 16, "frozen": 0.25, "recalibrate": 2, "cpu": True}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage() -> Iterator[None]:
-    """Each run collects garbage once: let it not look at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

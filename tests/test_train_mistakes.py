@@ -1,8 +1,6 @@
 """A user's mistakes: each one clear sentence, status 2, and nothing written or overwritten."""
 
-import gc
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from proxbit.cli import app
 from proxbit.train import Config, fit
 from proxbit.train.config import read_config
 
+pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = """
 import torch
 from torch import nn
@@ -45,14 +44,6 @@ def narrow(classes, channels):
         nn.BatchNorm1d(4), nn.Linear(4, classes),
     )
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage() -> Iterator[None]:
-    """Each run collects garbage once: let it not look at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

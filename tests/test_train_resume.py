@@ -1,8 +1,6 @@
 """A run that was stopped and resumed is the run that was never stopped, bit for bit."""
 
-import gc
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from proxbit.train import Config, fit, open_run, resume_run
 from proxbit.train.trainer import Trainer
 from proxbit.train.trouble import Interrupted
 
+pytestmark = pytest.mark.usefixtures("light_garbage")
 NET = """
 from torch import nn
 
@@ -33,14 +32,6 @@ def net(classes, channels):
 # 2 epochs of 4 steps; the network is made hard after the 6th.
 SHORT = {"epochs": 2, "batch": 16, "frozen": 0.25, "recalibrate": 2, "cpu": True}
 HARDENED_AT = 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage() -> Iterator[None]:
-    """Each run collects garbage once: let it not look at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
