@@ -35,7 +35,7 @@ def grid(**choices: object) -> list[Cell]:
     return [dict(zip(choices, values, strict=True)) for values in product(*lists)]
 
 
-EVERY = (
+OTHERS = (
     "ptb",
     "pc",
     "pq",
@@ -53,9 +53,9 @@ ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
     "distill": grid(method=("bc", "bnn++"), distill=True),
-    "methods": grid(method=EVERY),
+    "methods": grid(method=OTHERS),
     "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
-    "paper": grid(method=("bc", "bnn++", "pc"), settings="paper"),
+    "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
 }
 
