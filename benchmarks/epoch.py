@@ -8,6 +8,8 @@ are equally warm. The ratio is that of the medians; data alone is timed afterwar
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -85,6 +87,17 @@ def data_alone(batch: int) -> float:
     return (time.perf_counter() - start) / count
 
 
+def first_step() -> float:
+    """Seconds from the start of a fresh process to the end of its first step."""
+    code = (
+        "import sys, time; from proxbit.train import Config, open_run; run = open_run(Config());"
+        "run.watch = lambda _: sys.exit(print(time.time())); list(run)"
+    )
+    start = time.time()
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    return float(said) - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
@@ -102,6 +115,8 @@ def main() -> None:
         f"| `proxbit.train` | {1e3 * mine:.1f} | {mine / theirs:.3f} |",
         f"| data alone | {1e3 * data:.1f} | {data / theirs:.3f} |",
     ]
+    starts = sorted(first_step() for _ in range(3))
+    table += ["", f"First step after {', '.join(f'{s:.1f}' for s in starts)} s (fresh processes)."]
     print("\n".join(table))
     if given.markdown:
         about = environment(PACKAGES, len(ours), 0)

@@ -69,7 +69,7 @@ class Display:
 def final_line(result: dict[str, Any]) -> str:
     """Float, soft, hard and the gap, with what they were measured on."""
     names = ("float", "soft", "hardened", "hard")
-    last = "after training" if result["bytes_packed"] == result["bytes_float"] else "hard"
+    last = "after training" if result["soft"] is None else "hard"
     words = {"float": "float", "soft": "soft", "hardened": "hard at once", "hard": last}
     shares = [f"{words[n]} {100 * result[n]:.2f} %" for n in names if result[n] is not None]
     gap = "" if result["gap"] is None else f", gap {100 * result['gap']:+.2f} points"

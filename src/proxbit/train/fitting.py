@@ -156,7 +156,7 @@ def _stage_config(config: Config) -> Config:
     other, rate = config.pretrain_data is not None, config.rate or 0.0
     first = find_method(config.method, config.settings).schedule(0.0)
     return replace(
-        config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, pretrain_data=None,
+        config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
         data=config.pretrain_data or config.data, rate=rate if other else rate / 10,
         new_head=config.new_head or other, distill=config.distill and not other,
         strength=(config.strength or f"{first:g}").split(":")[0],

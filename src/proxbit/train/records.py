@@ -22,7 +22,7 @@ class Record:
     Attributes:
         epoch: Epochs done.
         step: Optimizer steps done.
-        phase: "float", "soft" (the pair acts) or "frozen" (hard, the signs stay).
+        phase: "float", "soft" (the pair acts), "sharp" (its sign) or "frozen" (the signs stay).
         loss: Mean training loss of the epoch.
         rate: Learning rate of its last step.
         strength: Strength of the first binary layer; None in float training.

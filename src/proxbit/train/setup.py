@@ -1,4 +1,4 @@
-"""From a configuration to everything that trains: data, network, teacher, optimizer."""
+"""From a configuration to what trains: data, network, teacher."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch import nn
 from proxbit.advice import SettingsWarning
 from proxbit.convert import binarize
 from proxbit.data import RECIPES, Loader, open_data
+from proxbit.data.folder import MEAN, STD
 from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
 from proxbit.schedules import Constant, Linear, Logarithmic, Schedule, Then
 from proxbit.text import unknown
-from proxbit.train.attention_norm import add_attention_norms, calibrate_norms
+from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 
@@ -38,7 +39,6 @@ class Job:
         teacher: The float network to learn from; None without distillation.
         start: The float network as it was loaded; None from random weights.
         notes: Sentences about the weights that were loaded and the layers that became binary.
-        size: Side of the images that the network gets.
         sizes: Bytes of the float network and of the packed one.
     """
 
@@ -48,7 +48,6 @@ class Job:
     teacher: nn.Module | None
     start: nn.Module | None
     notes: tuple[str, ...]
-    size: int
     sizes: tuple[int, int]
 
     def loader(self, part: str, augment: bool, device: torch.device, rank: int = 0,
@@ -58,7 +57,8 @@ class Job:
         recipe = RECIPES[config.augment or "none"] if augment else RECIPES["none"]
         return Loader(
             self.data, part=part, batch=config.batch, seed=config.seed, recipe=recipe,
-            image_size=self.size, rank=rank, world=world, workers=config.workers, device=device,
+            image_size=config.image_size, rank=rank, world=world, workers=config.workers,
+            device=device,
         )  # fmt: skip
 
     @property
@@ -84,16 +84,17 @@ def prepare(config: Config) -> Job:
             f"a batch of {config.batch} is more than the {count} training images of {data.name}: "
             f"choose --batch {count} or less"
         )
+    # Before the network is built: a resumed run must build the same one.
+    config = replace(config, image_size=config.image_size or data.image_size or 224)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model, note = _network(config, data, config.weights)
-        config = resolve(config, model, data)
-        terms = terms_of(config, model)
+        config = resolve(config, model)
+        terms = terms_of(config, model)  # a wrong word is a mistake even without a teacher
         teacher = _teacher(config, data, model) if method.binary else None
-        size = config.image_size or data.image_size or 224
         start = None if config.weights is None else copy.deepcopy(model)
         notes = (note,) if note else ()
-        job = Job(config, data, model, teacher, start, notes, size, (0, 0))
+        job = Job(config, data, model, teacher, start, notes, (0, 0))
         if not method.binary:
             model.to(memory_format=_layout(model))  # type: ignore[call-overload]
             size_float = sum(t.nbytes for t in model.state_dict().values())
@@ -107,7 +108,7 @@ def prepare(config: Config) -> Job:
 def _imagenet(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if channels != 3:
         raise ValueError(f"ImageNet's mean is of 3 channels, and these images have {channels}")
-    return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    return MEAN, STD
 
 
 def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module, str]:
@@ -119,15 +120,15 @@ def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module,
     pretrained = {"pretrained": True} if weights == "pretrained" else {}
     model = build(
         config.model, classes=len(data.classes), channels=data.channels,
-        image_size=config.image_size or data.image_size, **pretrained, **options,
+        image_size=config.image_size, **pretrained, **options,
     )  # fmt: skip
     if weights is None or pretrained:
         return model, ""
     return model, str(load_weights(model, weights, new_head=config.new_head))
 
 
-def resolve(config: Config, model: nn.Module, data: Any) -> Config:
-    """Fill in what was left open, from the model, the data and the method."""
+def resolve(config: Config, model: nn.Module) -> Config:
+    """Fill in what was left open, from the model and the method."""
     if config.pipeline == "fine-tune" and config.weights is None:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
@@ -148,9 +149,8 @@ def resolve(config: Config, model: nn.Module, data: Any) -> Config:
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
         "relu": "keep" if config.task == "BW" else "hardtanh",
         "distill": binary and (config.teacher is not None or (attends and _teaches(config))),
-        "attention_norm": binary and attends,
+        "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
-        "image_size": data.image_size or 224,
     }
     return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
 

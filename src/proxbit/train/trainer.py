@@ -71,7 +71,7 @@ class Trainer:
         self.stop: Callable[[], bool] = lambda: False
         self.before: Trainer | None = None
         self.stage = "epoch"
-        self.begun, self.best = False, dict[str, Tensor]()
+        self.begun = False
 
     def begin(self, tensors: dict[str, Tensor] | None = None, state: Any = None) -> None:
         """Make the optimizer and its hooks; with a checkpoint, take up where it was written."""
@@ -273,13 +273,10 @@ class Trainer:
 
     def _keep_best(self, record: Record) -> None:
         """The best hard network, as an ordinary state_dict."""
-        model = self.judge.replica.model
-        self.best = {
-            name: value.detach().cpu().clone() for name, value in model.state_dict().items()
-        }
         if self.folder is not None and self.team.main:
+            model = self.judge.replica.model
             state = {"quantizers": quantizer_states(model), "record": record.to_dict()}
-            save_checkpoint(self.folder.model, self.best, state)
+            save_checkpoint(self.folder.model, model.state_dict(), state)
 
     def _finish(self) -> None:
         """The final figures, once."""
