@@ -21,7 +21,7 @@ class Judge:
         self.team, self.count, self.replica = team, job.config.recalibrate, Replica(model)
         self.images = job.loader(job.part, False, team.device, team.rank, team.world)
         # As in training, crops included: on plain images the statistics would be others, and the
-        # network 5 points worse. All processes see the same images.
+        # network points worse. All processes see the same images.
         self.sample = job.loader("train", True, team.device)
 
     def measure(self, model: nn.Module, average: Average | None) -> float:
