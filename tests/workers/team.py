@@ -84,13 +84,19 @@ def options(folder: Path, net: str = "plain", **values: Any) -> Config:
 def finish(trainer: Trainer) -> dict[str, Any]:
     """All that a run to its end shows, as plain values and tensors."""
     losses: list[float] = []
+    best: dict[str, torch.Tensor] = {}
     trainer.watch = lambda now: losses.append(now.last_loss)
-    records = [replace(record, seconds=0.0).to_dict() for record in trainer]
+    records = []
+    for record in trainer:
+        records.append(replace(record, seconds=0.0).to_dict())
+        if record.best:
+            model = trainer.judge.replica.model
+            best = {name: value.clone() for name, value in model.state_dict().items()}
     first = next(trainer.core.parameters())
     local = first.to_local() if hasattr(first, "to_local") else first
     return {
         "losses": losses, "records": records, "state": full_state(trainer.core),
-        "best": trainer.best, "share": local.numel() / first.numel(),
+        "best": best, "share": local.numel() / first.numel(),
     }  # fmt: skip
 
 
