@@ -57,6 +57,10 @@ ROUNDS: dict[str, list[Cell]] = {
     "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
+    "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
+    "tasks": grid(task=("BWA", "BWAA"), method=("bnn++", "bc", "bnn")),
+    "relu": grid(task="BWA", method="bnn++", relu=("keep", "prelu", "identity")),
+    "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
 }
 
 
