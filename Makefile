@@ -32,11 +32,13 @@ $(VENV)/vision.done: $(VENV)/base.done
 	$(PIP) timm pillow
 	touch $@
 
-$(VENV)/demo.done: $(VENV)/base.done pyproject.toml
+KERNELS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+
+$(VENV)/demo.done: $(VENV)/base.done $(KERNELS)
 	$(PIP) --editable .
 	touch $@
 
-$(VENV)/test.done: $(VENV)/vision.done pyproject.toml
+$(VENV)/test.done: $(VENV)/vision.done $(KERNELS)
 	$(PIP) --editable '.[test]'
 	touch $@
 
@@ -44,9 +46,9 @@ $(VENV)/check.done: $(VENV)/test.done
 	$(PIP) --editable '.[check]'
 	touch $@
 
-$(VENV)/bench.done: $(VENV)/vision.done pyproject.toml
+$(VENV)/bench.done: $(VENV)/vision.done $(KERNELS)
 	$(PIP) --editable '.[bench]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) build src/proxbit/engine/libproxbit.*

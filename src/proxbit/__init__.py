@@ -20,6 +20,7 @@ from proxbit.convert import (
     set_strength,
 )
 from proxbit.diagnosis import diagnose
+from proxbit.engine import KernelWarning, load, pack, save, summary
 from proxbit.hardening import harden, hardened, recalibrate, sharpen
 from proxbit.hooks import attach
 from proxbit.methods import METHODS, PAPER, Method, Rule, find_method
@@ -55,6 +56,7 @@ __all__ = [
     "SWAPS",
     "AtLeast",
     "Constant",
+    "KernelWarning",
     "Linear",
     "Logarithmic",
     "Method",
@@ -81,10 +83,12 @@ __all__ = [
     "harden",
     "hardened",
     "latent_parameters",
+    "load",
     "maps",
     "monotone_bnn_plus_plus",
     "nn",
     "overflow_penalty",
+    "pack",
     "poly_plus",
     "probe",
     "prox",
@@ -93,10 +97,12 @@ __all__ = [
     "r_bnn",
     "recalibrate",
     "restore",
+    "save",
     "scaled",
     "set_strength",
     "sharpen",
     "shifted",
     "straight_through",
+    "summary",
     "theory",
 ]

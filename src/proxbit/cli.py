@@ -13,7 +13,7 @@ from proxbit.cli_errors import fail
 from proxbit.methods import METHODS, Method, find_method
 from proxbit.models import user_object
 from proxbit.pairs import Pair
-from proxbit.text import table
+from proxbit.text import numbers, table
 from proxbit.theory import check as check_pair
 from proxbit.theory import formulas, pictures, repair
 
@@ -151,14 +151,11 @@ def _about(key: str, method: Method) -> dict[str, Any]:
 
 def _range(text: str) -> float | tuple[float, float]:
     """'5' or '1:30'."""
-    try:
-        ends = tuple(float(part) for part in text.split(":"))
-    except ValueError:
-        ends = ()
-    if len(ends) == 1:
-        return ends[0]
-    if len(ends) == 2:
-        return ends[0], ends[1]
+    match numbers(text):
+        case [one]:
+            return one
+        case [low, high]:
+            return low, high
     raise ValueError(f"a strength is a number or LOW:HIGH, such as 5 or 1:30, not {text!r}")
 
 

@@ -28,7 +28,7 @@ from proxbit.schedules import Schedule
 from proxbit.text import unknown
 
 # PyTorch's fused inference paths read weights directly; these attributes switch them off.
-_FUSED_PATHS: dict[type[nn.Module], tuple[str, object]] = {
+FUSED_PATHS: dict[type[nn.Module], tuple[str, object]] = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
 }
@@ -134,7 +134,12 @@ def once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
 
 def quantizers(model: nn.Module) -> list[Quantizer]:
     """Every quantizer of the model, of weights and of inputs."""
-    return [module for module in model.modules() if isinstance(module, Quantizer)]
+    return list(named_quantizers(model).values())
+
+
+def named_quantizers(model: nn.Module) -> dict[str, Quantizer]:
+    """The same, each under the name of its module."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Quantizer)}
 
 
 def latent_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -221,7 +226,7 @@ def _make_float(module: Any) -> None:
 
 def _switch_off_fused_paths(model: nn.Module) -> None:
     for module in model.modules():
-        for kind, (name, value) in _FUSED_PATHS.items():
+        for kind, (name, value) in FUSED_PATHS.items():
             if isinstance(module, kind) and binary_weights(module):
                 _set(module, name, value)
 

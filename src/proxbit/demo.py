@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from proxbit.train.fitting import open_run
 METHODS = ("bc", "bnn+", "bnn++")
 FLOAT = Config(method="fp", epochs=5, rate=1e-2, warmup=0.2, optimizer="adam")
 BINARY = Config(epochs=3, rate=3e-3, optimizer="adam")
-QUICK = {"limit": 3, "epochs": 2, "recalibrate": 2}
+QUICK: dict[str, Any] = {"limit": 3, "epochs": 2, "recalibrate": 2}
 COLUMNS = ("float", "soft", "hard\nat once", "hard\nat the end", "bytes\nfloat", "bytes\npacked",
            "seconds")  # fmt: skip
 
@@ -28,10 +29,10 @@ def demo(console: Console, quick: bool = False) -> None:
     start, changes = time.perf_counter(), QUICK if quick else {}
     with tempfile.TemporaryDirectory() as folder, Display(console) as display:
         console.print("A float ResNet-8 on 8,000 images of clothes, then one bit per weight.")
-        base = _train(FLOAT.but(**changes), Path(folder) / "float", display)
+        base = _train(replace(FLOAT, **changes), Path(folder) / "float", display)
         results = [
             _train(
-                BINARY.but(method=method, weights=str(Path(folder) / "float"), **changes),
+                replace(BINARY, method=method, weights=str(Path(folder) / "float"), **changes),
                 Path(folder) / method,
                 display,
             )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from proxbit import advice
-from proxbit.convert import binary_weights, once, quantizers
+from proxbit.convert import binary_weights, named_quantizers, once, quantizers
 from proxbit.methods import Method
 from proxbit.nn import BinaryWeight, Quantizer
 
@@ -30,7 +30,7 @@ class Attachment:
     ) -> None:
         """Collect what the hooks need; :func:`attach` checks and registers."""
         self.weights = binary_weights(model)
-        self.quantizers = dict(_named_quantizers(model))
+        self.quantizers = named_quantizers(model)
         self.steps, self.clip = steps, clip
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -180,10 +180,6 @@ def _bound(method: Method, clip: float | str | None) -> float | None:
     if clip is None or (isinstance(clip, int | float) and clip > 0):
         return clip
     raise ValueError(f"clip is a positive bound, None or 'auto', not {clip!r}")
-
-
-def _named_quantizers(model: nn.Module) -> list[tuple[str, Quantizer]]:
-    return [(name, m) for name, m in model.named_modules() if isinstance(m, Quantizer)]
 
 
 def _rates(optimizer: Optimizer) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Words for people: plain-text tables, sizes, and answers to unknown names."""
+"""Words for people, and from them: tables, sizes, lists, errors, numbers, unknown names."""
 
 from __future__ import annotations
 
@@ -44,6 +44,38 @@ def percent(share: float) -> str:
     ('7.3 %', '100 %')
     """
     return f"{100 * share:.3g} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """The first few names, and how many there are besides.
+
+    >>> few(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def first_line(error: BaseException) -> str:
+    r"""What an error says, without its further lines.
+
+    >>> first_line(ValueError("one\ntwo")), first_line(ZeroDivisionError())
+    ('ValueError: one', 'ZeroDivisionError')
+    """
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers between colons; none at all where one of them is no number.
+
+    >>> numbers("0.1:10"), numbers("5"), numbers("5:x")
+    ([0.1, 10.0], [5.0], [])
+    """
+    try:
+        return [float(part) for part in text.split(":")]
+    except ValueError:
+        return []
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> str:

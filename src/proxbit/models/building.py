@@ -14,8 +14,7 @@ from proxbit.models import resnet
 from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.user import user_object
 from proxbit.models.vit import tiny_vit
-from proxbit.models.words import first_line
-from proxbit.text import unknown
+from proxbit.text import first_line, unknown
 
 RESNETS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": resnet.resnet8,
@@ -62,6 +61,8 @@ def build(
     model = _maker(name)(name, sizes, extra | ({"pretrained": True} if pretrained else {}))
     if image_size is not None:
         _try_one_image(model, name, classes, channels, image_size)
+    # Packed files keep it, so that they can be loaded without a skeleton.
+    model._proxbit_architecture = {"name": name} | sizes | extra  # type: ignore[assignment]
     return model
 
 
@@ -104,9 +105,15 @@ def _from_ours(name: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.
         )
     if name == "tiny_vit":
         return tiny_vit(**sizes, **options)
-    for option in options.keys() - {"width"}:
-        raise ValueError(unknown(f"option of {name}", option, ["width"]))
+    _refuse_unknown(name, options, ["width"])
     return RESNETS[name](sizes["classes"], sizes["channels"], **options)
+
+
+def _refuse_unknown(name: str, options: dict[str, Any], known: list[str]) -> None:
+    """One sentence for all the options that a model does not have."""
+    odd = [option for option in options if option not in known]
+    if odd:
+        raise ValueError(unknown(f"option of {name}", ", ".join(odd), known))
 
 
 def _from_user(spec: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.Module:
@@ -135,8 +142,7 @@ def _taken(
     ]
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not any_keyword:
-        for option in options.keys() - set(names):
-            raise ValueError(unknown(f"option of {spec}", option, names))
+        _refuse_unknown(spec, options, names)
         sizes = {what: value for what, value in sizes.items() if what in names}
     try:
         signature.bind(**sizes, **options)

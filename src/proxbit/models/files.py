@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxbit.models.words import few, first_line
+from proxbit.text import few, first_line
 
 FOLDER_FILE = "model.safetensors"
 _WRAPPINGS = ("model", "state_dict")

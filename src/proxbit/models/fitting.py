@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from proxbit.models.files import plain
 from proxbit.models.parts import layers, stated_classifiers
-from proxbit.models.words import few
+from proxbit.text import few
 
 # BatchNorm counts its batches; weights older than the counter do without, and lose nothing.
 COUNTER = "num_batches_tracked"

@@ -13,8 +13,7 @@ from typing import Any
 from torch import nn
 
 from proxbit.compat import allow_torchvision
-from proxbit.models.words import first_line
-from proxbit.text import unknown
+from proxbit.text import first_line, unknown
 
 # timm's word: ours
 _SIZES = {"num_classes": "classes", "in_chans": "channels", "img_size": "image_size"}

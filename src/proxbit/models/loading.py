@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from proxbit.models.files import plain, read_weights
 from proxbit.models.fitting import Misfit, heads, misfit
 from proxbit.models.resampling import resampled
-from proxbit.models.words import few, first_line
+from proxbit.text import few, first_line
 
 
 @dataclass(frozen=True)

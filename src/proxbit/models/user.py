@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from proxbit.models.words import first_line
+from proxbit.text import first_line
 
 
 def user_object(spec: str, kind: type = object) -> Any:

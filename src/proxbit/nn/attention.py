@@ -94,14 +94,7 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
     def _project(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Binary projections of query, key and value, extended and split into heads."""
         e = self.embed_dim
-        projected = []
-        for i, ((_, parameter, rows), product) in enumerate(
-            zip(self._projections(), self.binary, strict=True)
-        ):
-            bias = None if self.in_proj_bias is None else self.in_proj_bias[i * e : (i + 1) * e]
-            weight = self._rows(parameter, rows)
-            projected.append(product(inputs[i], weight, bias, functional.linear))
-        q, k, v = projected
+        q, k, v = self._products(inputs)
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.expand(k.shape[0], 1, e)], 1)
             v = torch.cat([v, self.bias_v.expand(v.shape[0], 1, e)], 1)
@@ -109,6 +102,17 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
             k, v = (functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
         q, k, v = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
         return q, k, v
+
+    def _products(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The three binary products."""
+        e, projected = self.embed_dim, []
+        for i, ((_, parameter, rows), product) in enumerate(
+            zip(self._projections(), self.binary, strict=True)
+        ):
+            bias = None if self.in_proj_bias is None else self.in_proj_bias[i * e : (i + 1) * e]
+            weight = self._rows(parameter, rows)
+            projected.append(product(inputs[i], weight, bias, functional.linear))
+        return projected
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)

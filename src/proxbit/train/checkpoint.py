@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,39 +17,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from proxbit.files import is_leftover as is_leftover
+from proxbit.files import remove_leftovers as remove_leftovers
+from proxbit.files import write_atomically as write_atomically
 from proxbit.nn.quantizers import whole
 from proxbit.train.plain import parse_json
 
 FORMAT = "proxbit checkpoint 1"
-TEMPORARY = ".tmp"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam and AdamW
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step: a kill at any moment leaves the old file or the new.
-
-    The temporary file lies in the same folder; a full disk leaves the old file as it was. Files
-    reach the disk in the order in which they were written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _settle(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _settle(folder: Path) -> None:
-    """Let the names in a folder reach the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -157,15 +131,3 @@ def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with ``prefix/``, without it."""
     start = f"{prefix}/"
     return {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-
-
-def is_leftover(name: str) -> bool:
-    """Whether a file name is that of :func:`write_atomically` before its last step."""
-    return name.startswith(".") and name.endswith(TEMPORARY)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of a run that was killed while it wrote."""
-    for path in folder.iterdir():
-        if is_leftover(path.name):
-            path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ The help of ``proxbit train`` is made from this file: a field, its default and i
 from __future__ import annotations
 
 import json
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,6 @@ class Config:
             raise ValueError(
                 f"a batch of {self.batch} has no {self.accumulate} parts to accumulate"
             )
-
-    def but(self, **values: Any) -> Config:
-        """A copy with some options replaced."""
-        return replace(self, **values)
 
     def to_json(self) -> str:
         """The record as text."""

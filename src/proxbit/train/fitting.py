@@ -17,7 +17,7 @@ from proxbit.train.folder import RunFolder
 from proxbit.train.plain import read_json, record_from
 from proxbit.train.records import Record, Result, keep_records
 from proxbit.train.replica import count_right, restore_quantizers
-from proxbit.train.setup import Job, prepare, terms_of
+from proxbit.train.setup import Job, prepare
 from proxbit.train.team import Team
 from proxbit.train.trainer import Trainer
 
@@ -69,13 +69,12 @@ def _team(config: Config) -> Team:
 def _prepared(config: Config, team: Team) -> Job:
     """What :func:`prepare` gives, if these processes can train it together."""
     job = prepare(config)
-    if team.world > 1 and job.teacher is not None:
-        terms = terms_of(job.config, job.model, job.teacher)
-        if not terms.logits and not terms.labels:  # gradients are gathered from the outputs on
-            raise ValueError(
-                f"several processes need a term on the outputs, and --terms is {config.terms}: add "
-                "logits or labels"
-            )
+    outputs = job.terms.logits or job.terms.labels  # gradients are gathered from them on
+    if team.world > 1 and job.teacher is not None and not outputs:
+        raise ValueError(
+            f"several processes need a term on the outputs, and --terms is {config.terms}: add "
+            "logits or labels"
+        )
     return job
 
 

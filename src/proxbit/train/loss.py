@@ -12,7 +12,7 @@ from torch.nn import functional
 from proxbit.data.mixing import smoothed
 from proxbit.nn import BinaryProduct, overflow_penalty
 from proxbit.train.distillation import Distiller
-from proxbit.train.setup import Job, terms_of
+from proxbit.train.setup import Job
 
 
 class Loss:
@@ -23,8 +23,7 @@ class Loss:
         self.model, self.config, self.distiller = model, job.config, None
         self.classes = len(job.data.classes)
         if job.teacher is not None:
-            terms = terms_of(job.config, model, job.teacher)
-            self.distiller = Distiller(model, job.teacher.to(device), terms=terms)
+            self.distiller = Distiller(model, job.teacher.to(device), job.terms)
 
     def __call__(self, run: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         """The loss of ``run``: the network as it is wrapped to be called."""

@@ -13,23 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from proxbit import maps
-from proxbit.convert import binary_weights, quantizers
+from proxbit.convert import binary_weights, named_quantizers, quantizers
 from proxbit.hardening import harden, recalibrate
-from proxbit.nn import Quantizer
 from proxbit.nn.quantizers import whole
 from proxbit.train.checkpoint import beside
 
 
 def quantizer_states(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Strength, step, unit and hardness of every quantizer, by name."""
-    return {n: m.saved() for n, m in model.named_modules() if isinstance(m, Quantizer)}
+    return {name: quantizer.saved() for name, quantizer in named_quantizers(model).items()}
 
 
 def restore_quantizers(model: nn.Module, states: Any) -> None:
     """Take them back; a state of another model is refused before anything changes."""
-    found = {n: m for n, m in model.named_modules() if isinstance(m, Quantizer)}
     require_states(states, quantizer_states(model))
-    for name, quantizer in found.items():
+    for name, quantizer in named_quantizers(model).items():
         quantizer.restored(states[name])
     for weight in binary_weights(model):
         weight.settle()

@@ -18,7 +18,7 @@ from proxbit.data.folder import MEAN, STD
 from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
 from proxbit.schedules import Constant, Linear, Logarithmic, Schedule, Then
-from proxbit.text import unknown
+from proxbit.text import numbers, unknown
 from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
@@ -37,6 +37,7 @@ class Job:
         data: The images.
         model: The network, binarized unless the method is float.
         teacher: The float network to learn from; None without distillation.
+        terms: What is learned from it, if there is one.
         start: The float network as it was loaded; None from random weights.
         notes: Sentences about the weights that were loaded and the layers that became binary.
         sizes: Bytes of the float network and of the packed one.
@@ -46,6 +47,7 @@ class Job:
     data: Any
     model: nn.Module
     teacher: nn.Module | None
+    terms: Terms
     start: nn.Module | None
     notes: tuple[str, ...]
     sizes: tuple[int, int]
@@ -90,11 +92,11 @@ def prepare(config: Config) -> Job:
         torch.manual_seed(config.seed)
         model, note = _network(config, data, config.weights)
         config = resolve(config, model)
-        terms = terms_of(config, model)  # a wrong word is a mistake even without a teacher
+        terms = _terms(config, model)  # a wrong word is a mistake even without a teacher
         teacher = _teacher(config, data, model) if method.binary else None
         start = None if config.weights is None else copy.deepcopy(model)
         notes = (note,) if note else ()
-        job = Job(config, data, model, teacher, start, notes, (0, 0))
+        job = Job(config, data, model, teacher, terms, start, notes, (0, 0))
         if not method.binary:
             model.to(memory_format=_layout(model))  # type: ignore[call-overload]
             size_float = sum(t.nbytes for t in model.state_dict().values())
@@ -113,14 +115,12 @@ def _imagenet(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module, str]:
     """A float network for the data, with its weights and a sentence about them."""
-    options: dict[str, Any] = {}
-    if config.model.startswith("timm/") or config.model == "tiny_vit":
-        options = {"patch_size": config.patch_size, "drop_path": config.drop_path or None}
-        options = {key: value for key, value in options.items() if value is not None}
-    pretrained = {"pretrained": True} if weights == "pretrained" else {}
+    drop_path = {"drop_path": config.drop_path} if config.drop_path else {}
+    pretrained = weights == "pretrained"
     model = build(
         config.model, classes=len(data.classes), channels=data.channels,
-        image_size=config.image_size, **pretrained, **options,
+        image_size=config.image_size, patch_size=config.patch_size, pretrained=pretrained,
+        **drop_path,
     )  # fmt: skip
     if weights is None or pretrained:
         return model, ""
@@ -214,15 +214,12 @@ def _schedule(config: Config) -> Schedule | None:
 
 
 def _parse_strength(text: str) -> Schedule:
-    parts = text.split(":")
-    try:
-        ends = [float(part) for part in parts[:2]]
-    except ValueError:
-        ends = []
-    if len(ends) == len(parts) == 1:
-        return Constant(ends[0])
-    if len(ends) == 2 and parts[2:] in ([], ["log"]):
-        return (Logarithmic if parts[2:] else Linear)(ends[0], ends[1])
+    log = text.endswith(":log")
+    match numbers(text.removesuffix(":log")):
+        case [start, end]:
+            return (Logarithmic if log else Linear)(start, end)
+        case [always] if not log:
+            return Constant(always)
     raise ValueError(f"a strength is 5, 1:20 or 0.1:10:log, not {text!r}")
 
 
@@ -230,10 +227,13 @@ def _globs(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def terms_of(config: Config, *models: nn.Module) -> Terms:
-    """The terms of the distillation that were asked for, or those that suit the models."""
+def _terms(config: Config, model: nn.Module) -> Terms:
+    """The terms of the distillation that were asked for, or those that suit model and teacher.
+
+    The teacher is the same network before it became binary.
+    """
     if config.terms is None:
-        return replace(Terms.for_model(*models), per_sample=config.per_sample)
+        return replace(Terms.for_model(model), per_sample=config.per_sample)
     names = _globs(config.terms) or []
     known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}
     odd = [name for name in names if name not in known]

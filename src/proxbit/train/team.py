@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from proxbit.text import few
 
 T = TypeVar("T")
 
@@ -40,7 +43,7 @@ class Team:
         if sharding is not None:
             _shard_on_cpu(self.accelerator, sharding)
         self._require_all()
-        self._prepared = False
+        self._wrapped: nn.Module | None = None
 
     def _require_all(self) -> None:
         """Refuse processes that do not know of each other: each would train alone."""
@@ -78,20 +81,21 @@ class Team:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
         """Wrap model and optimizer for the team; the model keeps its identity inside."""
-        if self._prepared:  # an earlier stage of the run: its tensors are not needed any more
+        if self._wrapped is not None:  # an earlier stage of the run, not needed any more
             self.accelerator.free_memory()
-        self._prepared = True
         if self.accelerator.is_fsdp2:
             for parameter in model.parameters():  # channels_last cannot be sharded
                 parameter.data = parameter.data.contiguous()
         prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
+        self._wrapped = prepared[0]
         return prepared
 
     def rewrap(self, wrapped: nn.Module, model: nn.Module) -> nn.Module:
         """Wrap again after some parameters stopped training: DDP counts them when it is made."""
-        if not isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        if not isinstance(wrapped, DistributedDataParallel):
             return wrapped
-        return nn.parallel.DistributedDataParallel(model, device_ids=wrapped.device_ids or None)
+        self._wrapped = DistributedDataParallel(model, device_ids=wrapped.device_ids or None)
+        return self._wrapped
 
     def no_sync(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Gradients of all but the last part of a batch stay in this process."""
@@ -103,6 +107,23 @@ class Team:
     def backward(self, loss: Tensor) -> None:
         """Gradients, scaled where the precision needs it."""
         self.accelerator.backward(loss)
+        self._require_gradients()
+
+    def _require_gradients(self) -> None:
+        """Refuse what DDP would wait for: it gathers gradients when it has those of all."""
+        wrapped = self._wrapped
+        if not isinstance(wrapped, DistributedDataParallel):
+            return
+        if not wrapped.require_backward_grad_sync:  # a part of a batch: the last one counts
+            return
+        trained = [(n, p) for n, p in wrapped.module.named_parameters() if p.requires_grad]
+        idle = [name for name, parameter in trained if parameter.grad is None]
+        if idle:
+            raise ValueError(
+                f"{len(idle)} of {len(trained)} parameters take no part in the loss ({few(idle)}), "
+                "and several processes would wait for their gradients: take them out of the model "
+                "or call requires_grad_(False) on them"
+            )
 
     def clip(self, model: nn.Module, norm: float) -> None:
         """Limit the norm of the whole gradient."""

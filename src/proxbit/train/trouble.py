@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from proxbit.nn.quantizers import whole
+from torch import Tensor, distributed, nn
 
 HUGE = 1e6
 CURE = "try a lower --rate, or --clip-norm 1"
@@ -23,37 +22,55 @@ class Interrupted(RuntimeError):
 
 
 def refuse_divergence(loss: float, step: int, model: nn.Module, x: Tensor) -> None:
-    """Stop before a bad step is taken: the parameters are still those of the step before."""
+    """Stop before a bad step is taken: the parameters are still those of the step before.
+
+    All processes come here with the same loss; each looks into its own network, on its own images.
+    """
     if not (math.isfinite(loss) and abs(loss) < HUGE):
-        raise Diverged(f"the loss became {loss:.3g} at step {step}, {blame(model, x)}: {CURE}")
+        where = _worst(*blame(model, x))
+        raise Diverged(f"the loss became {loss:.3g} at step {step}, {where}: {CURE}")
 
 
 def refuse_broken(model: nn.Module, step: int) -> None:
-    """Stop before a checkpoint is written that a run could not continue from."""
-    name = _broken(model)
+    """Stop before a checkpoint is written that a run could not continue from; all together."""
+    name = _broken(model.state_dict().items())
+    name = _worst(0.0 if name is None else math.inf, name)
     if name is not None:
         raise Diverged(f"{name} was no longer finite after step {step}: {CURE}")
 
 
-def blame(model: nn.Module, x: Tensor) -> str:
-    """Where it began, in words: what is not finite, or else the layer with the largest output."""
-    name = _broken(model)
+def blame(model: nn.Module, x: Tensor) -> tuple[float, str]:
+    """How bad it is and where it began: what is not finite, or else the largest output."""
+    # Both are asked for always: where the network is sharded, its processes compute together.
+    # Of parameters only: what this step did to the statistics of a norm began elsewhere.
+    name, sizes = _broken(model.named_parameters()), _output_sizes(model, x)
     if name is not None:
-        return f"where {name} is not finite"
-    sizes = _output_sizes(model, x)
+        return math.inf, f"where {name} is not finite"
     for layer, size in sizes.items():
         if not math.isfinite(size):
-            return f"where the output of {layer} is not finite"
+            return math.inf, f"where the output of {layer} is not finite"
     if not sizes:
-        return "in a network whose layers give no tensors"
+        return 0.0, "in a network whose layers give no tensors"
     largest = max(sizes, key=lambda layer: sizes[layer])
-    return f"where the output of {largest} reaches {sizes[largest]:.3g}"
+    return sizes[largest], f"where the output of {largest} reaches {sizes[largest]:.3g}"
 
 
-def _broken(model: nn.Module) -> str | None:
-    """The first tensor of a network that is not finite."""
-    for name, value in model.state_dict().items():
-        if not bool(torch.isfinite(whole(value)).all()):
+def _worst(size: float, words: str | None) -> str | None:
+    """The words of the process with the largest size, in all of them; its rank if they differ."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return words
+    seen: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(seen, (size, words))
+    rank = max(range(len(seen)), key=lambda rank: float(seen[rank][0]))
+    worst: str | None = seen[rank][1]
+    return worst if all(each == worst for _, each in seen) else f"{worst} on rank {rank}"
+
+
+def _broken(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The first that is not finite; of those that are sharded, in our own shard."""
+    for name, value in tensors:
+        own = value.to_local() if hasattr(value, "to_local") else value
+        if not bool(torch.isfinite(own).all()):
             return name
     return None
 

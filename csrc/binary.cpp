@@ -1,0 +1,184 @@
+// Binary times binary: the C ABI, and how work is cut into blocks. The arithmetic is in the kernels.
+#include "binary.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "isa.hpp"
+#include "parallel.hpp"
+#include "scratch.hpp"
+
+namespace proxbit {
+
+const BinaryKernels& binary_kernels() {
+#if defined(PROXBIT_AVX2)
+  if (current_isa() == Isa::avx2) return avx2_binary;
+#endif
+  return portable_binary;
+}
+
+// Below this many products a second thread costs more than it brings.
+static constexpr int64_t kProductsPerThread = 80'000'000;
+
+int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
+static size_t panel_bytes(int64_t outputs, int64_t row_bytes) {
+  return static_cast<size_t>(panels_of(outputs) * kPanel * padded_bytes(row_bytes));
+}
+
+bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits) {
+  if (!layer || layer->outputs < 1 || layer->row_bytes < 1 || layer->groups < 1) return false;
+  if (!layer->panels || !layer->scale || (!out == !out_bits)) return false;
+  if (layer->products < 1 || layer->products > 8 * layer->row_bytes) return false;
+  if (8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
+  const int bits = layer->register_bits;
+  if (bits != 0 && (bits < 2 || bits > 24)) return false;
+  return !out_bits || (layer->low && layer->high && layer->flip && layer->groups == 1);
+}
+
+Product product_of(const pb_binary& layer, int64_t group) {
+  const int64_t bytes = padded_bytes(layer.row_bytes), begin = group * layer.outputs;
+  Product product{};
+  product.outputs = layer.outputs;
+  product.row_bytes = bytes;
+  product.offset = 2 * 8 * bytes - layer.products;
+  product.panels = layer.panels + static_cast<size_t>(group) * panel_bytes(layer.outputs, layer.row_bytes);
+  product.scale = layer.scale + begin;
+  product.bias = layer.bias ? layer.bias + begin : nullptr;
+  product.register_bits = layer.register_bits;
+  product.slope = layer.slope;
+  product.activation = layer.activation;
+  product.low = layer.low;
+  product.high = layer.high;
+  product.flip = layer.flip;
+  return product;
+}
+
+int useful_threads(const pb_binary& layer, int64_t rows, int threads) {
+  const int64_t work = rows * layer.outputs * layer.groups * layer.row_bytes * 8;
+  return static_cast<int>(std::clamp<int64_t>(work / kProductsPerThread, 1, std::max(threads, 1)));
+}
+
+// Rows that one thread takes at a time: enough to pay for splitting a panel, few enough for L2.
+int64_t rows_at_once(int64_t rows, int64_t row_bytes, int threads) {
+  constexpr int64_t kTableBytes = 256 * 1024;
+  const int64_t fits = std::max<int64_t>(32, kTableBytes / (16 * row_bytes) / kTile * kTile);
+  const int64_t blocks = std::max<int64_t>((rows + fits - 1) / fits, std::min<int64_t>(threads, rows / 16));
+  return round_up((rows + blocks - 1) / std::max<int64_t>(blocks, 1), kTile);
+}
+
+Sink sink_at(float* out, uint8_t* out_bits, int64_t width, int64_t row, int64_t column) {
+  const int64_t stride = out_bits ? (width + 7) / 8 : width;
+  return {out ? out + row * stride + column : nullptr, out_bits ? out_bits + row * stride : nullptr, stride};
+}
+
+namespace {
+
+// A row of bits as the kernels want it: the given bytes, then zeros up to a whole step.
+void copy_row(const uint8_t* from, int64_t bytes, uint8_t* to, int64_t padded) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  std::memset(to + bytes, 0, static_cast<size_t>(padded - bytes));
+}
+
+struct LinearInput {
+  const float* x;
+  int64_t stride;
+  const float* threshold;
+  const uint8_t* bits;
+};
+
+void linear_rows(const pb_binary& layer, const LinearInput& input, uint8_t* to, int64_t first,
+                 int64_t count) {
+  const BinaryKernels& kernels = binary_kernels();
+  const int64_t padded = padded_bytes(layer.row_bytes);
+  for (int64_t r = 0; r < count; ++r, to += padded) {
+    if (input.bits) {
+      copy_row(input.bits + (first + r) * layer.row_bytes, layer.row_bytes, to, padded);
+    } else {
+      kernels.sign_row(input.x + (first + r) * input.stride, layer.products, input.threshold, to, padded);
+    }
+  }
+}
+
+// Few rows: each thread takes some panels and looks at every row.
+void linear_by_panels(const pb_binary& layer, const LinearInput& input, int64_t rows, float* out,
+                      uint8_t* out_bits, int threads) {
+  const Product product = product_of(layer, 0);
+  static thread_local Scratch scratch;
+  uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(rows * product.row_bytes));
+  linear_rows(layer, input, bits, 0, rows);
+  const int64_t panels = panels_of(layer.outputs), parts = std::min<int64_t>(threads, panels);
+  for_parts(parts, threads, [&](int64_t part) {
+    binary_kernels().multiply(product, bits, rows, panels * part / parts, panels * (part + 1) / parts,
+                              sink_at(out, out_bits, layer.outputs, 0, 0));
+  });
+}
+
+// Many rows: each thread takes a block of rows through all panels.
+void linear_by_rows(const pb_binary& layer, const LinearInput& input, int64_t rows, float* out,
+                    uint8_t* out_bits, int threads) {
+  const Product product = product_of(layer, 0);
+  const int64_t block = rows_at_once(rows, product.row_bytes, threads);
+  for_parts((rows + block - 1) / block, threads, [&](int64_t part) {
+    static thread_local Scratch scratch;
+    const int64_t first = part * block, count = std::min(block, rows - first);
+    uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(count * product.row_bytes));
+    linear_rows(layer, input, bits, first, count);
+    binary_kernels().multiply(product, bits, count, 0, panels_of(layer.outputs),
+                              sink_at(out, out_bits, layer.outputs, first, 0));
+  });
+}
+
+}  // namespace
+}  // namespace proxbit
+
+using namespace proxbit;
+
+size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes) {
+  return outputs < 1 || row_bytes < 1 ? 0 : panel_bytes(outputs, row_bytes);
+}
+
+int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_bytes, uint8_t* panels) {
+  if (!rows || !panels || outputs < 1 || row_bytes < 1) return PB_BAD_ARGUMENT;
+  const int64_t padded = padded_bytes(row_bytes);
+  std::memset(panels, 0, panel_bytes(outputs, row_bytes));
+  for (int64_t n = 0; n < outputs; ++n) {
+    const int64_t within = n % kPanel;
+    uint8_t* column = panels + n / kPanel * kPanel * padded + within / kHalf * kHalf + place_of(within % kHalf);
+    for (int64_t b = 0; b < row_bytes; ++b) column[b * kPanel] = rows[n * row_bytes + b];
+  }
+  return PB_OK;
+}
+
+int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride,
+                 const float* threshold, uint8_t* bits, int64_t row_bytes, int threads) {
+  if (rows < 0 || columns < 1 || row_bytes < (columns + 7) / 8) return PB_BAD_ARGUMENT;
+  if (rows && (!x || !bits)) return PB_BAD_ARGUMENT;
+  constexpr int64_t kBlock = 64;
+  const int64_t blocks = (rows + kBlock - 1) / kBlock;
+  const int team = rows * columns < (1 << 20) ? 1 : threads;
+  for_parts(blocks, team, [&](int64_t part) {
+    for (int64_t r = part * kBlock; r < std::min(rows, (part + 1) * kBlock); ++r)
+      binary_kernels().sign_row(x + r * row_stride, columns, threshold, bits + r * row_bytes, row_bytes);
+  });
+  return PB_OK;
+}
+
+int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
+                     const float* threshold, const uint8_t* bits, int64_t rows, float* out,
+                     uint8_t* out_bits, int threads) try {
+  if (!sound(layer, out, out_bits) || layer->groups != 1 || rows < 0) return PB_BAD_ARGUMENT;
+  if (rows && (!x == !bits)) return PB_BAD_ARGUMENT;
+  if (rows == 0) return PB_OK;
+  const LinearInput input{x, row_stride, threshold, bits};
+  const int team = useful_threads(*layer, rows, threads);
+  if (rows < 8 * team) {
+    linear_by_panels(*layer, input, rows, out, out_bits, team);
+  } else {
+    linear_by_rows(*layer, input, rows, out, out_bits, team);
+  }
+  return PB_OK;
+} catch (const std::bad_alloc&) {
+  return PB_NO_MEMORY;
+}

@@ -1,0 +1,75 @@
+// Binary weights times binary inputs: what the instruction sets share.
+//
+// Both factors are bits, so a product is +1 where they match, and a sum is 2 * matches - products. The
+// bits behind the last product are 0 in both, so they always match and are subtracted again.
+#pragma once
+
+#include <cstdint>
+
+#include "proxbit.h"
+
+namespace proxbit {
+
+constexpr int64_t kPanel = 64;  // outputs side by side in memory: two vectors of 32 bytes
+constexpr int64_t kHalf = 32;
+constexpr int64_t kStep = 3;    // bytes of a row that the inner loop takes at once
+constexpr int64_t kTile = 4;    // rows that share one pass over a panel
+constexpr int64_t kMaxProducts = 65535;  // matches are counted in 16 bits
+
+static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline int64_t padded_bytes(int64_t row_bytes) { return round_up(row_bytes, kStep); }
+
+// In a vector of 32 outputs, byte 4 * i + j belongs to output 8 * j + i: so the j-th bytes of all eight
+// 32-bit words are eight outputs in their natural order.
+static inline int64_t place_of(int64_t output) { return 4 * (output % 8) + output / 8; }
+
+// A layer cut down to one group, as the row kernels take it.
+struct Product {
+  int64_t outputs, row_bytes;  // row_bytes is a multiple of kStep
+  int64_t offset;              // sum = 2 * matches - offset
+  const uint8_t* panels;
+  const float* scale;
+  const float* bias;
+  int32_t register_bits;
+  float slope;
+  int32_t activation;
+  const int32_t* low;
+  const int32_t* high;
+  const uint8_t* flip;
+};
+
+// Where a block of rows goes: floats, or bits, each row a stride behind the one before.
+struct Sink {
+  float* values;
+  uint8_t* bits;
+  int64_t stride;
+};
+
+// One kernel set per instruction set.
+struct BinaryKernels {
+  // bit = !(x < threshold); writes row_bytes bytes.
+  void (*sign_row)(const float* x, int64_t columns, const float* threshold, uint8_t* bits,
+                   int64_t row_bytes);
+  // The same for `pixels` neighbours whose channels are channel_stride apart: bits of pixel p at
+  // bits + p * pixel_bytes.
+  void (*sign_pixels)(const float* x, int64_t pixels, int64_t channels, int64_t channel_stride,
+                      const float* threshold, uint8_t* bits, int64_t pixel_bytes);
+  // Rows of bits (row_bytes apart) against panels [first, last).
+  void (*multiply)(const Product& product, const uint8_t* rows, int64_t count, int64_t first,
+                   int64_t last, const Sink& sink);
+};
+
+extern const BinaryKernels portable_binary;
+extern const BinaryKernels avx2_binary;
+const BinaryKernels& binary_kernels();
+
+// What the linear layer and the convolution share (binary.cpp).
+int64_t panels_of(int64_t outputs);
+bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits);
+Product product_of(const pb_binary& layer, int64_t group);
+int useful_threads(const pb_binary& layer, int64_t rows, int threads);
+// Rows that one thread takes at a time: enough to pay for splitting a panel, few enough for L2.
+int64_t rows_at_once(int64_t rows, int64_t row_bytes, int threads);
+Sink sink_at(float* out, uint8_t* out_bits, int64_t width, int64_t row, int64_t column);
+
+}  // namespace proxbit

@@ -1,0 +1,173 @@
+// Binary convolution: signs of the image with its border, then windows as rows of bits.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "binary.hpp"
+#include "parallel.hpp"
+#include "scratch.hpp"
+
+namespace proxbit {
+namespace {
+
+// One group of a convolution: the window, and the image in bits with its border around it.
+struct Plan {
+  const pb_window& w;
+  int64_t channels, pixel_bytes;        // of one group
+  int64_t height, width;                // of the image with its border
+  int64_t out_height, out_width;
+
+  Plan(const pb_binary& layer, const pb_window& window)
+      : w(window),
+        channels(window.channels / layer.groups),
+        pixel_bytes((channels + 7) / 8),
+        height(window.height + window.pad_top + window.pad_bottom),
+        width(window.width + window.pad_left + window.pad_right),
+        out_height((height - window.dilation_h * (window.kernel_h - 1) - 1) / window.step_h + 1),
+        out_width((width - window.dilation_w * (window.kernel_w - 1) - 1) / window.step_w + 1) {}
+
+  int64_t image_bytes() const { return height * width * pixel_bytes; }
+  int64_t positions() const { return out_height * out_width; }
+};
+
+bool sound(const pb_binary& layer, const pb_window& w) {
+  const int64_t sizes[] = {w.channels, w.height, w.width, w.kernel_h, w.kernel_w,
+                           w.step_h, w.step_w, w.dilation_h, w.dilation_w};
+  for (const int64_t size : sizes)
+    if (size < 1 || size > (1 << 24)) return false;
+  const int64_t pads[] = {w.pad_top, w.pad_bottom, w.pad_left, w.pad_right};
+  for (const int64_t pad : pads)
+    if (pad < 0 || pad > (1 << 24)) return false;
+  if (w.batch < 0 || w.channels % layer.groups || (w.pad_bit & ~1)) return false;
+  const int64_t channels = w.channels / layer.groups;
+  if (layer.products != channels * w.kernel_h * w.kernel_w) return false;
+  if (layer.row_bytes != (channels + 7) / 8 * w.kernel_h * w.kernel_w) return false;
+  return w.dilation_h * (w.kernel_h - 1) < w.height + w.pad_top + w.pad_bottom &&
+         w.dilation_w * (w.kernel_w - 1) < w.width + w.pad_left + w.pad_right;
+}
+
+// A byte of the border: the pad bit in every channel that exists.
+uint8_t border_byte(const Plan& plan, int64_t byte) {
+  const int64_t left = plan.channels - 8 * byte;
+  return !plan.w.pad_bit ? 0 : left >= 8 ? 255 : static_cast<uint8_t>((1 << left) - 1);
+}
+
+void fill_border(const Plan& plan, uint8_t* to, int64_t pixels) {
+  for (int64_t p = 0; p < pixels; ++p)
+    for (int64_t b = 0; b < plan.pixel_bytes; ++b) *to++ = border_byte(plan, b);
+}
+
+// One line of the image, as bits of one group.
+void sign_line(const Plan& plan, const float* x, int64_t image, int64_t group, int64_t line,
+               const float* threshold, uint8_t* to) {
+  const pb_window& w = plan.w;
+  const int64_t first = group * plan.channels;
+  const float* from = x + image * w.stride_n + first * w.stride_c + line * w.stride_h;
+  const float* edges = threshold ? threshold + first : nullptr;
+  const BinaryKernels& kernels = binary_kernels();
+  if (w.stride_w == 1 && w.stride_c != 1) {
+    kernels.sign_pixels(from, w.width, plan.channels, w.stride_c, edges, to, plan.pixel_bytes);
+    return;
+  }
+  for (int64_t p = 0; p < w.width; ++p, from += w.stride_w, to += plan.pixel_bytes) {
+    if (w.stride_c == 1) {
+      kernels.sign_row(from, plan.channels, edges, to, plan.pixel_bytes);
+    } else {
+      kernels.sign_pixels(from, 1, plan.channels, w.stride_c, edges, to, plan.pixel_bytes);
+    }
+  }
+}
+
+struct Input {
+  const float* x;
+  const float* threshold;
+  const uint8_t* bits;
+};
+
+void sign_image(const Plan& plan, const Input& input, int64_t image, int64_t group, uint8_t* to) {
+  const pb_window& w = plan.w;
+  const int64_t line = w.width * plan.pixel_bytes;
+  fill_border(plan, to, w.pad_top * plan.width);
+  to += w.pad_top * plan.width * plan.pixel_bytes;
+  for (int64_t y = 0; y < w.height; ++y) {
+    fill_border(plan, to, w.pad_left);
+    to += w.pad_left * plan.pixel_bytes;
+    if (input.bits) {
+      std::memcpy(to, input.bits + (image * w.height + y) * line, static_cast<size_t>(line));
+    } else {
+      sign_line(plan, input.x, image, group, y, input.threshold, to);
+    }
+    to += line;
+    fill_border(plan, to, w.pad_right);
+    to += w.pad_right * plan.pixel_bytes;
+  }
+  fill_border(plan, to, w.pad_bottom * plan.width);
+}
+
+// The window at one position as a row of bits.
+void window_row(const Plan& plan, const uint8_t* image, int64_t position, uint8_t* to, int64_t padded) {
+  const pb_window& w = plan.w;
+  const int64_t y = position / plan.out_width * w.step_h, x = position % plan.out_width * w.step_w;
+  const int64_t run = w.dilation_w == 1 ? w.kernel_w : 1, bytes = run * plan.pixel_bytes;
+  const uint8_t* end = to + padded;
+  for (int64_t i = 0; i < w.kernel_h; ++i) {
+    const uint8_t* line = image + ((y + i * w.dilation_h) * plan.width + x) * plan.pixel_bytes;
+    for (int64_t j = 0; j < w.kernel_w; j += run, to += bytes)
+      std::memcpy(to, line + j * w.dilation_w * plan.pixel_bytes, static_cast<size_t>(bytes));
+  }
+  std::memset(to, 0, static_cast<size_t>(end - to));
+}
+
+struct Output {
+  float* values;
+  uint8_t* bits;
+};
+
+// Some positions of one image and one group, through all panels.
+void convolve_block(const pb_binary& layer, const Plan& plan, const uint8_t* image_bits, int64_t image,
+                    int64_t group, int64_t first, int64_t count, const Output& out) {
+  static thread_local Scratch scratch;
+  const Product product = product_of(layer, group);
+  uint8_t* rows = scratch.take<uint8_t>(static_cast<size_t>(count * product.row_bytes));
+  for (int64_t r = 0; r < count; ++r)
+    window_row(plan, image_bits, first + r, rows + r * product.row_bytes, product.row_bytes);
+  const int64_t width = layer.outputs * layer.groups, row = image * plan.positions() + first;
+  const Sink sink = sink_at(out.values, out.bits, width, row, group * layer.outputs);
+  binary_kernels().multiply(product, rows, count, 0, panels_of(layer.outputs), sink);
+}
+
+void convolve(const pb_binary& layer, const Plan& plan, const Input& input, const Output& out, int threads) {
+  static thread_local Scratch scratch;
+  const int64_t images = plan.w.batch * layer.groups;
+  uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(images * plan.image_bytes()));
+  const int team = useful_threads(layer, plan.w.batch * plan.positions(), threads);
+  for_parts(images, team, [&](int64_t part) {
+    sign_image(plan, input, part / layer.groups, part % layer.groups, bits + part * plan.image_bytes());
+  });
+  const int64_t share = images >= team ? 1 : team;
+  const int64_t block = rows_at_once(plan.positions(), padded_bytes(layer.row_bytes), static_cast<int>(share));
+  const int64_t blocks = (plan.positions() + block - 1) / block;
+  for_parts(images * blocks, team, [&](int64_t part) {
+    const int64_t image = part / blocks, first = part % blocks * block;
+    convolve_block(layer, plan, bits + image * plan.image_bytes(), image / layer.groups,
+                   image % layer.groups, first, std::min(block, plan.positions() - first), out);
+  });
+}
+
+}  // namespace
+}  // namespace proxbit
+
+using namespace proxbit;
+
+int pb_binary_conv(const pb_binary* layer, const pb_window* window, const float* x,
+                   const float* threshold, const uint8_t* bits, float* out, uint8_t* out_bits,
+                   int threads) try {
+  if (!sound(layer, out, out_bits) || !window || !sound(*layer, *window)) return PB_BAD_ARGUMENT;
+  if (bits && (x || layer->groups != 1)) return PB_BAD_ARGUMENT;
+  if (window->batch == 0) return PB_OK;
+  if (!x && !bits) return PB_BAD_ARGUMENT;
+  convolve(*layer, Plan(*layer, *window), {x, threshold, bits}, {out, out_bits}, threads);
+  return PB_OK;
+} catch (const std::bad_alloc&) {
+  return PB_NO_MEMORY;
+}

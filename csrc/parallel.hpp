@@ -1,0 +1,25 @@
+// Threads of whoever calls us: torch's own pool where there is one.
+#pragma once
+
+#include <cstdint>
+
+#include "proxbit.h"
+
+namespace proxbit {
+
+void use_team(pb_team team);
+
+// Runs body(part) for every part in [0, parts), on at most `threads` threads.
+void for_parts_raw(int64_t parts, int threads, void (*body)(void*, int64_t), void* data);
+
+namespace {  // a copy for each file: they are compiled for different instruction sets
+
+template <class Body>
+void for_parts(int64_t parts, int threads, const Body& body) {
+  for_parts_raw(
+      parts, threads, [](void* data, int64_t part) { (*static_cast<const Body*>(data))(part); },
+      const_cast<Body*>(&body));
+}
+
+}  // namespace
+}  // namespace proxbit

@@ -1,0 +1,116 @@
+/* The kernels of proxbit behind a C ABI: plain pointers in, plain pointers out, no Python, no torch.
+ *
+ * Every function returns 0, or a code of pb_error and writes nothing. Sizes are counts of elements
+ * unless a name ends in "bytes". A bit is 1 for +1 and 0 for -1; bit k of a row is bit k % 8 of its
+ * byte k / 8, and the bits behind the last one of a row are 0.
+ */
+#ifndef PROXBIT_H
+#define PROXBIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define PB_API __declspec(dllexport)
+#else
+#define PB_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PB_ABI 1
+
+enum pb_error { PB_OK = 0, PB_BAD_ARGUMENT = 1, PB_NO_MEMORY = 2, PB_NO_SUCH_ISA = 3 };
+
+/* What stands behind a sum, on its way to the output. */
+enum pb_activation { PB_IDENTITY = 0, PB_RELU = 1, PB_GELU = 2, PB_HARDTANH = 3 };
+
+/* How exactly a layer with float inputs multiplies. */
+enum pb_precision { PB_EXACT = 0, PB_INPUT8 = 1 };
+
+/* Runs work(data) on `threads` threads at once, as GOMP_parallel does; NULL: own threads. */
+typedef void (*pb_team)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+
+PB_API int pb_abi(void);
+PB_API const char* pb_isa(void);            /* the instruction set in use: "avx2" or "portable" */
+PB_API int pb_use_isa(const char* name);    /* NULL: the best that this machine has */
+PB_API void pb_use_team(pb_team team);
+
+/* One layer with binary weights and binary inputs. */
+typedef struct {
+  int64_t outputs;       /* of one group */
+  int64_t row_bytes;     /* bytes of one row of bits, of one group */
+  int64_t products;      /* true products per output: the bits behind them are 0 in both factors */
+  int64_t groups;
+  const uint8_t* panels; /* made by pb_make_panels, one group behind the other */
+  const float* scale;    /* outputs * groups */
+  const float* bias;     /* outputs * groups, or NULL */
+  int32_t register_bits; /* 0: exact sums; b: sums wrap around at b bits (2 to 24) */
+  float slope;           /* of the cyclic function behind a wrapped sum */
+  int32_t activation;    /* pb_activation, behind scale and bias */
+  /* For outputs as bits: bit = (low <= sum && sum < high) != flip, per output, on the wrapped sum. */
+  const int32_t* low;
+  const int32_t* high;
+  const uint8_t* flip;
+} pb_binary;
+
+/* The window of a convolution; for a 1-d one, height and kernel_height are 1. */
+typedef struct {
+  int64_t batch, channels, height, width; /* of the input; channels of all groups together */
+  int64_t stride_n, stride_c, stride_h, stride_w; /* of the float input, in elements */
+  int64_t kernel_h, kernel_w, step_h, step_w, dilation_h, dilation_w;
+  int64_t pad_top, pad_bottom, pad_left, pad_right;
+  int32_t pad_bit;       /* what lies outside a binary input: 1 or 0 */
+} pb_window;
+
+PB_API size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes);
+/* rows: outputs x row_bytes. */
+PB_API int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_bytes, uint8_t* panels);
+
+/* bit = x >= threshold (0 where threshold is NULL); threshold has one value per column. */
+PB_API int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride,
+                        const float* threshold, uint8_t* bits, int64_t row_bytes, int threads);
+
+/* x: rows x products floats, or else bits: rows x row_bytes. Writes out (rows x outputs) or out_bits
+ * (rows x ceil(outputs / 8)). */
+PB_API int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
+                            const float* threshold, const uint8_t* bits, int64_t rows, float* out,
+                            uint8_t* out_bits, int threads);
+
+/* Rows of the weight are in the order (kernel_h, kernel_w, channel), each channel run padded to whole
+ * bytes. bits: batch x height x width x ceil(channels / 8), one group only. Writes out or out_bits
+ * as batch x out_height x out_width x outputs * groups. */
+PB_API int pb_binary_conv(const pb_binary* layer, const pb_window* window, const float* x,
+                          const float* threshold, const uint8_t* bits, float* out,
+                          uint8_t* out_bits, int threads);
+
+/* One layer with binary weights and float inputs. */
+typedef struct {
+  int64_t outputs;        /* of one group */
+  int64_t inputs;         /* products per output */
+  int64_t groups;
+  const uint8_t* weights; /* made by pb_make_weights, one group behind the other */
+  const float* scale;     /* outputs * groups */
+  const float* bias;      /* outputs * groups, or NULL */
+  int32_t activation;     /* pb_activation, behind scale and bias */
+  int32_t precision;      /* pb_precision */
+} pb_weight;
+
+PB_API size_t pb_weight_bytes(int64_t outputs, int64_t inputs);
+/* rows: outputs x ceil(inputs / 8). */
+PB_API int pb_make_weights(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* weights);
+
+PB_API int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
+                            float* out, int threads);
+
+/* Rows of the weight are in the order (kernel_h, kernel_w, channel of the group); outside is 0. Writes
+ * batch x out_height x out_width x outputs * groups. */
+PB_API int pb_weight_conv(const pb_weight* layer, const pb_window* window, const float* x, float* out,
+                          int threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

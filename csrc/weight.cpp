@@ -1,0 +1,190 @@
+// Layers with binary weights and float inputs: from the C ABI to the kernels of an instruction set.
+#include "weight.hpp"
+
+#include <cstring>
+#include <new>
+
+#include "isa.hpp"
+#include "parallel.hpp"
+#include "scratch.hpp"
+#include "weight_check.hpp"
+#include "weight_window.hpp"
+
+namespace proxbit {
+namespace {
+
+// So many rows take the kernel for few rows: from there on one pass for 8 rows is faster.
+constexpr int64_t kFewExactRows = 2;
+constexpr int64_t kFewInput8Rows = 4;
+// Products in about 200 us on one thread: less is not worth waking others.
+constexpr double kProductsForThreads = 1.6e7;
+constexpr int64_t kSliceOutputs = 1024;  // their sums stay in the cache nearest but one
+constexpr int64_t kImagesFloats = 1 << 18;
+
+struct LinearRows {
+  const float* x;
+  int64_t row_stride;
+  int64_t inputs;
+  int64_t count;
+
+  const float* take(int64_t first, int64_t, int64_t group, int64_t& stride) const {
+    stride = row_stride;
+    return x + first * row_stride + group * inputs;
+  }
+};
+
+const Kernels& kernels_now() {
+#if defined(PROXBIT_AVX2)
+  if (current_isa() == Isa::avx2) return avx2_weight_kernels();
+#endif
+  return portable_weight_kernels();
+}
+
+Task group_task(const pb_weight& layer, int64_t group) {
+  Task task{};
+  task.inputs = layer.inputs;
+  task.outputs = layer.outputs;
+  task.last = layer.outputs;
+  task.blocks = layer.weights + group * group_bytes(layer.outputs, layer.inputs);
+  task.panels = task.blocks + blocks_bytes(layer.outputs, layer.inputs);
+  task.scale = layer.scale + group * layer.outputs;
+  task.bias = layer.bias ? layer.bias + group * layer.outputs : nullptr;
+  task.activation = layer.activation;
+  task.out_stride = layer.outputs * layer.groups;
+  return task;
+}
+
+// The outputs of one of `slices` parts, in whole panels.
+void take_slice(Task& task, int64_t slice, int64_t slices) {
+  const int64_t panels = ceil_div(task.outputs, kPanelOutputs);
+  const int64_t last = panels * (slice + 1) / slices * kPanelOutputs;
+  task.first = panels * slice / slices * kPanelOutputs;
+  task.last = last < task.outputs ? last : task.outputs;
+}
+
+uint8_t* work_memory(const Task& task) {
+  static thread_local Scratch memory;
+  return memory.take<uint8_t>(static_cast<size_t>(rows_memory(task.last - task.first)));
+}
+
+template <class Rows>
+void run_many(const pb_weight& layer, const Rows& rows, float* out, int threads) {
+  const Kernels& kernels = kernels_now();
+  const bool bytes = layer.precision == PB_INPUT8;
+  const int64_t lanes = bytes ? kInput8Rows : kExactRows, bundles = ceil_div(rows.count, lanes);
+  int64_t slices = ceil_div(layer.outputs, kSliceOutputs);
+  if (bundles * layer.groups * slices < threads) slices = threads;
+  for_parts(bundles * layer.groups * slices, threads, [&](int64_t part) {
+    const int64_t group = part / slices % layer.groups, row = part / slices / layer.groups * lanes;
+    Task task = group_task(layer, group);
+    take_slice(task, part % slices, slices);
+    if (task.first >= task.last) return;
+    task.rows = rows.count - row < lanes ? rows.count - row : lanes;
+    task.x = rows.take(row, task.rows, group, task.row_stride);
+    task.out = out + row * task.out_stride + group * layer.outputs;
+    (bytes ? kernels.input8 : kernels.exact)(task, work_memory(task));
+  });
+}
+
+IntegerRow empty_row(int64_t inputs) {
+  static thread_local Scratch values, tables;
+  const size_t padded = static_cast<size_t>(round_up(inputs, 8));
+  IntegerRow row{};
+  row.values = values.take<int32_t>(padded);
+  row.tables = tables.take<uint8_t>(padded / kNibbleInputs * kNibbleBytes);
+  return row;
+}
+
+// One row of one group, its outputs shared among the threads.
+void run_one(const Task& whole, int32_t precision, int threads) {
+  const Kernels& kernels = kernels_now();
+  IntegerRow row = empty_row(whole.inputs);
+  kernels.prepare(whole.x, whole.inputs, precision, row);
+  const int64_t slices = row.fits ? threads : ceil_div(whole.outputs, kSliceOutputs) * threads;
+  for_parts(slices, threads, [&](int64_t slice) {
+    Task task = whole;
+    take_slice(task, slice, slices);
+    if (task.first >= task.last) return;
+    if (row.fits) kernels.planes(task, row, precision);
+    else kernels.exact(task, work_memory(task));
+  });
+}
+
+template <class Rows>
+void run_few(const pb_weight& layer, const Rows& rows, float* out, int threads) {
+  for (int64_t row = 0; row < rows.count; ++row) {
+    for (int64_t group = 0; group < layer.groups; ++group) {
+      Task task = group_task(layer, group);
+      task.rows = 1;
+      task.x = rows.take(row, 1, group, task.row_stride);
+      task.out = out + row * task.out_stride + group * layer.outputs;
+      run_one(task, layer.precision, threads);
+    }
+  }
+}
+
+int useful_threads(const pb_weight& layer, int64_t rows, int threads) {
+  const double products = static_cast<double>(layer.outputs) * static_cast<double>(layer.inputs) *
+                          static_cast<double>(layer.groups) * static_cast<double>(rows);
+  return products < kProductsForThreads ? 1 : threads;
+}
+
+template <class Rows>
+void run(const pb_weight& layer, const Rows& rows, float* out, int threads) {
+  const int64_t few = layer.precision == PB_INPUT8 ? kFewInput8Rows : kFewExactRows;
+  if (rows.count <= few) run_few(layer, rows, out, threads);
+  else run_many(layer, rows, out, threads);
+}
+
+void run_window(const pb_weight& layer, const pb_window& window, const float* x, float* out,
+                int threads) {
+  static thread_local Scratch memory;
+  const int64_t size = padded_height(window) * padded_width(window) * window.channels;
+  const int64_t at_once = size < kImagesFloats ? kImagesFloats / size : 1;
+  const int64_t positions = out_height(window) * out_width(window);
+  threads = useful_threads(layer, positions * window.batch, threads);
+  for (int64_t n = 0; n < window.batch; n += at_once) {
+    const int64_t some = window.batch - n < at_once ? window.batch - n : at_once;
+    const Images images = padded_images(window, x + n * window.stride_n, some, memory, threads);
+    const WindowRows rows{window, images, layer.groups, some * positions};
+    run(layer, rows, out + n * positions * layer.outputs * layer.groups, threads);
+  }
+}
+
+template <class Body>
+int guarded(const Body& body) {
+  try {
+    body();
+    return PB_OK;
+  } catch (const std::bad_alloc&) {
+    return PB_NO_MEMORY;
+  }
+}
+
+}  // namespace
+}  // namespace proxbit
+
+using namespace proxbit;
+
+int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
+                     float* out, int threads) {
+  if (!is_layer(layer) || rows < 0 || row_stride < 0 || threads < 1) return PB_BAD_ARGUMENT;
+  if (!countable({rows, layer->outputs, layer->groups})) return PB_BAD_ARGUMENT;
+  if (!countable({rows, row_stride}) || !countable({layer->inputs, layer->groups})) {
+    return PB_BAD_ARGUMENT;
+  }
+  if (rows == 0) return PB_OK;
+  if (!x || !out) return PB_BAD_ARGUMENT;
+  return guarded([&] {
+    run(*layer, LinearRows{x, row_stride, layer->inputs, rows}, out,
+        useful_threads(*layer, rows, threads));
+  });
+}
+
+int pb_weight_conv(const pb_weight* layer, const pb_window* window, const float* x, float* out,
+                   int threads) {
+  if (!is_layer(layer) || !fits_window(*layer, window) || threads < 1) return PB_BAD_ARGUMENT;
+  if (window->batch == 0) return PB_OK;
+  if (!x || !out) return PB_BAD_ARGUMENT;
+  return guarded([&] { run_window(*layer, *window, x, out, threads); });
+}

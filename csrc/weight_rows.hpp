@@ -1,0 +1,278 @@
+// The kernels for many rows, written once: an instruction set gives its vectors as F (8 floats) and
+// S (16 int16), both of 32 bytes, so the order of the sums is the same for all of them.
+#pragma once
+
+#include <cstring>
+
+#include "weight.hpp"
+#include "weight_quantum.hpp"
+
+namespace proxbit {
+namespace {
+
+// Where the parts of the work memory lie.
+struct RowMemory {
+  uint8_t* tables;
+  uint8_t* lanes;   // kBlockInputs vectors: one input of every row
+  uint8_t* sums;    // one vector per output
+  int32_t* totals;  // kInput8Rows per output
+
+  RowMemory(uint8_t* memory, int64_t outputs)
+      : tables(memory),
+        lanes(tables + kBlockGroups * kTableBytes),
+        sums(lanes + kBlockInputs * kLaneBytes),
+        totals(reinterpret_cast<int32_t*>(sums + round_up(outputs, 8) * kLaneBytes)) {}
+};
+
+// Two tables share their cache lines, one in the lower halves and one in the upper: a machine that
+// reads two vectors at once can do so only from different halves.
+constexpr int kEntryShift = 6;
+constexpr int64_t table_place(int64_t g) {
+  return g / 2 * 2 * kTableBytes + g % 2 * kLaneBytes;
+}
+
+template <class F>
+inline typename F::value load_some(const float* from, int64_t count) {
+  if (count >= 8) return F::load(from);
+  float some[8] = {};
+  for (int64_t i = 0; i < count; ++i) some[i] = from[i];
+  return F::load(some);
+}
+
+template <class F>
+inline void store_some(float* to, int64_t count, typename F::value v) {
+  if (count >= 8) return F::store(to, v);
+  float some[8];
+  F::store(some, v);
+  for (int64_t i = 0; i < count; ++i) to[i] = some[i];
+}
+
+// 8 inputs of 8 rows, turned so that a vector holds one input; what is missing is 0.
+template <class F>
+inline void load_turned(const Task& task, int64_t row, int64_t k, typename F::value v[8]) {
+  const int64_t rows = task.rows - row, inputs = task.inputs - k;
+  for (int64_t i = 0; i < 8; ++i) {
+    const bool missing = i >= rows || inputs <= 0;
+    v[i] = missing ? F::zero() : load_some<F>(task.x + (row + i) * task.row_stride + k, inputs);
+  }
+  F::transpose(v);
+}
+
+template <class F>
+inline void load_lanes(const Task& task, int64_t k, uint8_t* lanes) {
+  for (int64_t step = 0; step < kBlockInputs; step += 8) {
+    typename F::value v[8];
+    load_turned<F>(task, 0, k + step, v);
+    for (int64_t i = 0; i < 8; ++i) F::put(lanes + (step + i) * kLaneBytes, v[i]);
+  }
+}
+
+// All signed sums of 6 vectors; bit j of an entry's number is the sign of vector j.
+template <class V>
+inline void fill_table(const uint8_t* lanes, uint8_t* table) {
+  typename V::value a[6][2];
+  for (int j = 0; j < 6; ++j) {
+    a[j][1] = V::get(lanes + j * kLaneBytes);
+    a[j][0] = V::negative(a[j][1]);
+  }
+  typename V::value low[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    low[i] = V::add(V::add(a[0][i & 1], a[1][i >> 1 & 1]), a[2][i >> 2]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const auto high = V::add(V::add(a[3][i & 1], a[4][i >> 1 & 1]), a[5][i >> 2]);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) V::put(table + ((i * 8 + j) << kEntryShift), V::add(low[j], high));
+  }
+}
+
+template <class V>
+inline void fill_tables(const uint8_t* lanes, uint8_t* tables) {
+  for (int64_t g = 0; g < kBlockGroups; ++g) {
+    fill_table<V>(lanes + g * kGroupInputs * kLaneBytes, tables + table_place(g));
+  }
+}
+
+// Field g of a word, times the step between entries: a rotation, because it needs no copy of the word.
+template <int g>
+inline uint64_t entry_offset(uint64_t word) {
+  constexpr int right = (int{kGroupInputs} * g - kEntryShift + 64) % 64;
+  constexpr uint64_t mask = (kTableEntries - 1) << kEntryShift;
+  if constexpr (right == 0) return word & mask;
+  else return (word >> right | word << (64 - right)) & mask;
+}
+
+template <class V, int g>
+inline typename V::value entry(const uint8_t* tables, uint64_t word) {
+  return V::get(tables + table_place(g) + entry_offset<g>(word));
+}
+
+template <class V, int g>
+inline void add_entry(const uint8_t* tables, uint64_t word, typename V::value& sum) {
+  sum = V::add(sum, entry<V, g>(tables, word));
+  V::keep(sum);
+}
+
+inline uint64_t weight_word(const uint8_t* bytes) {
+  uint64_t word;
+  std::memcpy(&word, bytes, 8);
+  return word;
+}
+
+// The sum of one output, or of `width` neighbours at once, over one block of inputs.
+template <class V, bool fresh, int width>
+inline void add_block(const uint8_t* words, const uint8_t* tables, uint8_t* sums) {
+  typename V::value odd[width], even[width];
+  uint64_t word[width];
+#pragma GCC unroll 4
+  for (int i = 0; i < width; ++i) {
+    word[i] = weight_word(words + i * kBlockBytes);
+    odd[i] = fresh ? V::zero() : V::get(sums + i * kLaneBytes);
+    even[i] = entry<V, 0>(tables, word[i]);
+  }
+#define PB_EACH(g, sum) \
+  _Pragma("GCC unroll 4") for (int i = 0; i < width; ++i) add_entry<V, g>(tables, word[i], sum[i])
+  PB_EACH(1, odd);
+  PB_EACH(2, even);
+  PB_EACH(3, odd);
+  PB_EACH(4, even);
+  PB_EACH(5, odd);
+  PB_EACH(6, even);
+  PB_EACH(7, odd);
+#undef PB_EACH
+#pragma GCC unroll 4
+  for (int i = 0; i < width; ++i) V::put(sums + i * kLaneBytes, V::add(odd[i], even[i]));
+}
+
+template <class V, bool fresh>
+inline void add_blocks(const uint8_t* words, const uint8_t* tables, uint8_t* sums, int64_t outputs) {
+  int64_t n = 0;
+  for (; n + 2 <= outputs; n += 2) {
+    add_block<V, fresh, 2>(words + n * kBlockBytes, tables, sums + n * kLaneBytes);
+  }
+  if (n < outputs) add_block<V, fresh, 1>(words + n * kBlockBytes, tables, sums + n * kLaneBytes);
+}
+
+template <class V>
+inline void add_outputs(const Task& task, int64_t k, bool fresh, const RowMemory& memory) {
+  const int64_t count = task.last - task.first;
+  const uint8_t* words =
+      task.blocks + (k / kBlockInputs * task.outputs + task.first) * kBlockBytes;
+  if (fresh) add_blocks<V, true>(words, memory.tables, memory.sums, count);
+  else add_blocks<V, false>(words, memory.tables, memory.sums, count);
+}
+
+// Scale, bias, activation and the way out, for 8 rows from `row` on; read(n) gives the sums of output n.
+template <class F, class Read>
+inline void finish_rows(const Task& task, int64_t row, const Read& read) {
+  const int64_t rows = task.rows - row < 8 ? task.rows - row : 8;
+  const int64_t count = task.last - task.first;
+  for (int64_t n = 0; n < count; n += 8) {
+    typename F::value v[8];
+    for (int64_t i = 0; i < 8; ++i) v[i] = n + i < count ? read(n + i) : F::zero();
+    F::transpose(v);
+    const int64_t at = task.first + n, some = count - n;
+    const auto scale = load_some<F>(task.scale + at, some);
+    const auto bias = task.bias ? load_some<F>(task.bias + at, some) : F::zero();
+    for (int64_t i = 0; i < rows; ++i) {
+      float* to = task.out + (row + i) * task.out_stride + at;
+      store_some<F>(to, some, F::finish(v[i], scale, bias, task.activation));
+    }
+  }
+}
+
+template <class F>
+inline void exact_task(const Task& task, uint8_t* bytes) {
+  const RowMemory memory(bytes, task.last - task.first);
+  for (int64_t k = 0; k < task.inputs; k += kBlockInputs) {
+    load_lanes<F>(task, k, memory.lanes);
+    fill_tables<F>(memory.lanes, memory.tables);
+    add_outputs<F>(task, k, k == 0, memory);
+  }
+  finish_rows<F>(task, 0, [&](int64_t n) { return F::get(memory.sums + n * kLaneBytes); });
+}
+
+// INPUT8 -------------------------------------------------------------------------------------------
+
+// Of each row what it is divided by, and what stands for 1 after that.
+struct ByteRows {
+  alignas(kLaneBytes) float inverse[kInput8Rows] = {};
+  alignas(kLaneBytes) float quantum[kInput8Rows] = {};
+  bool fits[kInput8Rows];
+
+  explicit ByteRows(const Task& task) {
+    for (int64_t i = 0; i < task.rows; ++i) {
+      const Quantum q(task.x + i * task.row_stride, task.inputs, most_of(PB_INPUT8));
+      fits[i] = q.fits;
+      inverse[i] = q.inverse;
+      quantum[i] = static_cast<float>(q.quantum);
+    }
+  }
+};
+
+template <class F>
+inline void load_bytes(const Task& task, int64_t k, const ByteRows& rows, uint8_t* lanes) {
+  for (int64_t row = 0; row < kInput8Rows; row += 8) {
+    const auto inverse = F::load(rows.inverse + row);
+    for (int64_t step = 0; step < kBlockInputs; step += 8) {
+      typename F::value v[8];
+      load_turned<F>(task, row, k + step, v);
+      for (int64_t i = 0; i < 8; ++i) {
+        F::put_int16(lanes + (step + i) * kLaneBytes + row * 2, F::multiply(v[i], inverse));
+      }
+    }
+  }
+}
+
+// Adds the 16-bit sums to the 32-bit totals.
+template <class S>
+inline void widen(const RowMemory& memory, int64_t outputs, bool fresh) {
+  for (int64_t n = 0; n < outputs; ++n) {
+    S::widen(memory.sums + n * kLaneBytes, memory.totals + n * kInput8Rows, fresh);
+  }
+}
+
+template <class F, class S>
+inline void sum_bytes(const Task& task, const ByteRows& rows, const RowMemory& memory) {
+  constexpr int64_t kBlocksAtOnce = 32767 / (127 * kBlockInputs);  // before 16 bits overflow
+  const int64_t blocks = ceil_div(task.inputs, kBlockInputs);
+  for (int64_t b = 0; b < blocks; ++b) {
+    load_bytes<F>(task, b * kBlockInputs, rows, memory.lanes);
+    fill_tables<S>(memory.lanes, memory.tables);
+    add_outputs<S>(task, b * kBlockInputs, b % kBlocksAtOnce == 0, memory);
+    if (b % kBlocksAtOnce == kBlocksAtOnce - 1 || b == blocks - 1) {
+      widen<S>(memory, task.last - task.first, b < kBlocksAtOnce);
+    }
+  }
+}
+
+template <class F>
+inline void redo_exactly(const Task& task, const ByteRows& rows, uint8_t* bytes) {
+  for (int64_t i = 0; i < task.rows; ++i) {
+    if (rows.fits[i]) continue;
+    Task one = task;
+    one.rows = 1;
+    one.x += i * task.row_stride;
+    one.out += i * task.out_stride;
+    exact_task<F>(one, bytes);
+  }
+}
+
+template <class F, class S>
+inline void input8_task(const Task& task, uint8_t* bytes) {
+  const RowMemory memory(bytes, task.last - task.first);
+  const ByteRows rows(task);
+  sum_bytes<F, S>(task, rows, memory);
+  for (int64_t row = 0; row < task.rows; row += 8) {
+    const auto quantum = F::load(rows.quantum + row);
+    finish_rows<F>(task, row, [&](int64_t n) {
+      return F::multiply(F::from_int32(memory.totals + n * kInput8Rows + row), quantum);
+    });
+  }
+  redo_exactly<F>(task, rows, bytes);
+}
+
+}  // namespace
+}  // namespace proxbit

@@ -1,0 +1,64 @@
+"""Packed multi-head attention: the three input projections and the output one in bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from proxbit.engine.contents import PackedWeight
+from proxbit.engine.layers import PackedLinear
+from proxbit.nn.attention import BinaryMultiheadAttention
+
+_NUMBERS = (
+    "embed_dim", "kdim", "vdim", "_qkv_same_embed_dim", "num_heads", "dropout", "batch_first",
+    "head_dim", "add_zero_attn", "training",
+)  # fmt: skip
+_SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+class PackedMultiheadAttention(BinaryMultiheadAttention):
+    """Attention as its binary twin computes it, on packed projections."""
+
+    projections: nn.ModuleList
+
+    def __init__(
+        self, like: nn.MultiheadAttention, weights: Sequence[PackedWeight], precision: int
+    ) -> None:
+        """Take numbers and biases from ``like``, and the weights of query, key and value."""
+        nn.Module.__init__(self)
+        for name in _NUMBERS:
+            setattr(self, name, getattr(like, name))
+        for name in ("in_proj_bias", "bias_k", "bias_v"):
+            self.register_parameter(name, getattr(like, name))
+        self.out_proj = like.out_proj
+        biases: Sequence[Tensor | None] = (None, None, None)
+        if self.in_proj_bias is not None:
+            biases = self.in_proj_bias.detach().chunk(3)
+        self.projections = nn.ModuleList(
+            PackedLinear(w, b, precision=precision) for w, b in zip(weights, biases, strict=True)
+        )
+
+    def packed(self, name: str) -> Iterator[PackedWeight]:
+        """The three weights as a file holds them; ``name`` is that of this module with a dot."""
+        for i, layer in enumerate(self.projections):
+            assert isinstance(layer, PackedLinear)
+            if self._qkv_same_embed_dim:
+                rows = (i * self.embed_dim, (i + 1) * self.embed_dim)
+                yield replace(layer.packed(f"{name}in_proj_weight"), rows=rows)
+            else:
+                yield layer.packed(name + _SEPARATE[i])
+
+    def _products(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [layer(x) for layer, x in zip(self.projections, inputs, strict=True)]
+
+
+def projection_names(
+    attention: nn.MultiheadAttention, prefix: str
+) -> list[tuple[str, tuple[int, int] | None]]:
+    """Name and rows of the three input projections, as a file calls them."""
+    e = attention.embed_dim
+    if attention._qkv_same_embed_dim:
+        return [(f"{prefix}in_proj_weight", (i * e, (i + 1) * e)) for i in range(3)]
+    return [(prefix + name, None) for name in _SEPARATE]

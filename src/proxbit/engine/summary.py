@@ -1,0 +1,168 @@
+"""What a packed network weighs, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from proxbit.engine.contents import PackedWeight
+from proxbit.engine.layers import PackedLayer
+from proxbit.engine.packing import packed_layers
+from proxbit.engine.storing import contents
+from proxbit.probing import run
+from proxbit.report import alike
+from proxbit.text import size, table
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight or float module of a packed network.
+
+    Attributes:
+        name: Name of the module.
+        kind: Its class.
+        values: How many numbers it holds.
+        bits: Bits per number in the file.
+        bytes: Its bytes in the file, scales included.
+        route: How it computes: "bits", "float" (unpacked, because that is faster here), or "".
+        operations: Binary operations for the example; None without one.
+    """
+
+    name: str
+    kind: str
+    values: int
+    bits: float
+    bytes: int
+    route: str = ""
+    operations: int | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The whole network.
+
+    Attributes:
+        parts: One per module that holds numbers.
+        bytes_packed: Bytes of all of them with one bit per binary weight, the rest as float32.
+        bytes_float: Bytes of the float network.
+        operations: Binary operations (products of two bits, or of a bit and a float) for the
+            example; None without one.
+    """
+
+    parts: tuple[Part, ...]
+    bytes_packed: int
+    bytes_float: int
+    operations: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than float."""
+        return self.bytes_float / max(1, self.bytes_packed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self) | {"ratio": self.ratio}
+
+    def __str__(self) -> str:
+        """The parts, alike ones together, and the sums."""
+        rows = [
+            (name, kind, f"{count}x" if count > 1 else "", f"{values:,}", f"{bits:g}", size(held),
+             f"{held / max(1, self.bytes_packed):.1%}", route)
+            for (name, kind, bits, route), (count, values, held) in _grouped(self.parts).items()
+        ]  # fmt: skip
+        heads = ("layer", "kind", "", "values", "bits", "bytes", "share", "computes on")
+        text = table(heads, rows)
+        text += (
+            f"\n\n{size(self.bytes_packed)} packed, {size(self.bytes_float)} as float32: "
+            f"{self.ratio:.1f}x smaller"
+        )
+        if self.operations is not None:
+            text += f"\n{self.operations:,} binary multiply-adds for the example"
+        slow = [part.name for part in self.parts if part.route == "float"]
+        if slow:
+            text += (
+                f"\nnote: {', '.join(alike(slow))} compute unpacked, because that is faster here "
+                "or no kernel fits; the file still holds one bit per weight"
+            )
+        return text
+
+
+def summary(net: nn.Module, example: Any = None) -> Summary:
+    """Layer by layer: kind, bits, bytes, share; as a whole: bytes, ratio and binary operations.
+
+    Args:
+        net: What :func:`pack` or :func:`load` returned.
+        example: An input, to count the operations of one forward.
+    """
+    held = contents(net)
+    counts = {} if example is None else _operations(net, example)
+    layers = dict(packed_layers(net))
+    parts = [_binary_part(weight, net, layers, counts) for weight in held.weights]
+    for owner, tensors in _by_owner(held.floats).items():
+        values = sum(t.numel() for t in tensors)
+        stored = sum(t.nbytes for t in tensors)
+        kind = type(net.get_submodule(owner)).__name__
+        label = f"{owner}.bias" if owner in layers else owner
+        parts.append(Part(label, kind, values, 8 * stored / max(1, values), stored))
+    packed = sum(part.bytes for part in parts)
+    binary = sum(4 * math.prod(w.shape) for w in held.weights)
+    whole = None if example is None else sum(part.operations or 0 for part in parts)
+    return Summary(tuple(parts), packed, binary + held.bytes_rest, whole)
+
+
+def _binary_part(
+    weight: PackedWeight, net: nn.Module, layers: dict[str, PackedLayer], counts: dict[str, int]
+) -> Part:
+    owner = weight.name.rpartition(".")[0]
+    at = owner
+    if weight.rows is not None or owner not in layers:
+        which = 0 if weight.rows is None else weight.rows[0] // weight.shape[0]
+        at = f"{owner}.projections.{which}"
+    layer = layers.get(at)
+    held = weight.bits.nbytes + sum(t.nbytes for t in (weight.scale, weight.shift) if t is not None)
+    kind = type(layer if layer is not None else net.get_submodule(owner)).__name__
+    route = "float" if layer is None else layer.route
+    name = weight.label.removesuffix(".weight")
+    return Part(name, kind, math.prod(weight.shape), 1, held, route, counts.get(at))
+
+
+def _by_owner(floats: dict[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+    owners: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in floats.items():
+        owners.setdefault(name.rpartition(".")[0], []).append(tensor)
+    return owners
+
+
+def _grouped(
+    parts: tuple[Part, ...],
+) -> dict[tuple[str, str, float, str], tuple[int, int, int]]:
+    groups: dict[tuple[str, str, float, str], tuple[int, int, int]] = {}
+    for part in parts:
+        key = (alike([part.name])[0] or "(the model)", part.kind, round(part.bits, 1), part.route)
+        count, values, held = groups.get(key, (0, 0, 0))
+        groups[key] = (count + 1, values + part.values, held + part.bytes)
+    return groups
+
+
+def _operations(net: nn.Module, example: Any) -> dict[str, int]:
+    """Products of each packed layer in one forward."""
+    counts: dict[str, int] = {}
+
+    def counter(name: str) -> Any:
+        def count(layer: PackedLayer, _: Any, out: torch.Tensor) -> None:
+            counts[name] = counts.get(name, 0) + out.numel() * layer.form.products
+
+        return count
+
+    hooks = [layer.register_forward_hook(counter(name)) for name, layer in packed_layers(net)]
+    try:
+        with torch.no_grad():
+            run(net, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts
