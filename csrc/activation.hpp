@@ -1,7 +1,7 @@
 // What stands behind a sum, for one float or for a vector of them.
 //
-// T is float, or a vector type with the operators of float (of GCC and Clang: __m256). Only +, -, *, /
-// and comparisons are used and nothing is contracted, so every T gives the same bits.
+// T is float, or a vector type with the operators of float, as __m256 is for GCC and Clang. Only
+// arithmetic and comparisons are used and nothing is contracted: every T gives the same bits.
 #pragma once
 
 #include "proxbit.h"

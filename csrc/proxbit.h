@@ -110,6 +110,41 @@ PB_API int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_
 PB_API int pb_weight_conv(const pb_weight* layer, const pb_window* window, const float* x, float* out,
                           int threads);
 
+/* Quantizers in training: a forward map F, or the multiplier B of the gradient behind it. The formulas
+ * are those of proxbit.maps. */
+enum pb_forward { PB_SIGN = 0, PB_LINE = 1, PB_SWISH = 2, PB_PEAKED = 3, PB_POLY = 4, PB_TANH = 5 };
+enum pb_backward {
+  PB_INSIDE = 16,
+  PB_TRIANGLE = 17,
+  PB_SWISH_SLOPE = 18,
+  PB_PEAKED_SLOPE = 19,
+  PB_POLY_SLOPE = 20,
+  PB_TANH_SLOPE = 21
+};
+enum pb_unit { PB_UNIT_ONE = 0, PB_UNIT_GIVEN = 1, PB_UNIT_MEAN = 2 };
+enum pb_scale { PB_SCALE_NONE = 0, PB_SCALE_UNIT = 1, PB_SCALE_MEAN = 2, PB_SCALE_LEAST_SQUARES = 3 };
+
+typedef struct {
+  int64_t rows, columns; /* of the values, one row behind the other; a weight has a row per output */
+  const float* strength; /* one value */
+  const float* shift;    /* taken off the values first, or NULL */
+  int64_t shifts;        /* row r takes shift[r % shifts]; 0: column c takes shift[c] */
+  int32_t map;           /* pb_forward or pb_backward */
+  int32_t sharp;         /* 1: the sign of F instead of F */
+  float height;          /* of PB_LINE at 0; negative: as high as the strength */
+} pb_quantizer;
+
+/* q = F((w - shift) / unit), times the scale where `scaled` is 1. PB_UNIT_GIVEN reads unit[0];
+ * PB_UNIT_MEAN writes mean|w| of each row, or of all rows to unit[0] if `per_layer` is 1. The scale is
+ * written alike, except PB_SCALE_UNIT, which is the unit. */
+PB_API int pb_quantize(const pb_quantizer* how, const float* w, int32_t unit_kind, int32_t scale_kind,
+                       int32_t per_layer, int32_t scaled, float* unit, float* scale, float* q,
+                       int threads);
+
+/* out = g * B((w - shift) / unit) * factor; units and factors: how many there are, 0, 1 or rows. */
+PB_API int pb_pull(const pb_quantizer* how, const float* w, const float* g, const float* unit,
+                   int64_t units, const float* factor, int64_t factors, float* out, int threads);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,13 +13,13 @@
 namespace proxbit {
 namespace {
 
-// So many rows take the kernel for few rows: from there on one pass for 8 rows is faster.
-constexpr int64_t kFewExactRows = 2;
-constexpr int64_t kFewInput8Rows = 4;
-// Products in about 200 us on one thread: less is not worth waking others.
-constexpr double kProductsForThreads = 1.6e7;
-constexpr int64_t kSliceOutputs = 1024;  // their sums stay in the cache nearest but one
-constexpr int64_t kImagesFloats = 1 << 18;
+// Up to so many rows are few: with more, one pass for 8 or 16 rows is faster.
+constexpr int64_t kFewExactRows = 3;
+constexpr int64_t kFewInput8Rows = 5;
+// What one thread multiplies in 150 to 300 us: less is not worth waking others.
+constexpr double kProductsForThreads = 2.4e7;
+constexpr int64_t kSliceOutputs = 2048;     // their sums stay in an L2 cache
+constexpr int64_t kImagesFloats = 1 << 18;  // copied with padding at once: 1 MB
 
 struct LinearRows {
   const float* x;
@@ -33,11 +33,11 @@ struct LinearRows {
   }
 };
 
-const Kernels& kernels_now() {
+const WeightKernels& kernels_now() {
 #if defined(PROXBIT_AVX2)
-  if (current_isa() == Isa::avx2) return avx2_weight_kernels();
+  if (current_isa() == Isa::avx2) return avx2_weight;
 #endif
-  return portable_weight_kernels();
+  return portable_weight;
 }
 
 Task group_task(const pb_weight& layer, int64_t group) {
@@ -67,9 +67,14 @@ uint8_t* work_memory(const Task& task) {
   return memory.take<uint8_t>(static_cast<size_t>(rows_memory(task.last - task.first)));
 }
 
+double* totals_memory(const Task& task) {
+  static thread_local Scratch memory;
+  return memory.take<double>(static_cast<size_t>(round_up(task.last - task.first, kPanelOutputs)));
+}
+
 template <class Rows>
 void run_many(const pb_weight& layer, const Rows& rows, float* out, int threads) {
-  const Kernels& kernels = kernels_now();
+  const WeightKernels& kernels = kernels_now();
   const bool bytes = layer.precision == PB_INPUT8;
   const int64_t lanes = bytes ? kInput8Rows : kExactRows, bundles = ceil_div(rows.count, lanes);
   int64_t slices = ceil_div(layer.outputs, kSliceOutputs);
@@ -88,7 +93,7 @@ void run_many(const pb_weight& layer, const Rows& rows, float* out, int threads)
 
 IntegerRow empty_row(int64_t inputs) {
   static thread_local Scratch values, tables;
-  const size_t padded = static_cast<size_t>(round_up(inputs, 8));
+  const size_t padded = static_cast<size_t>(round_up(inputs, kPanelInputs));
   IntegerRow row{};
   row.values = values.take<int32_t>(padded);
   row.tables = tables.take<uint8_t>(padded / kNibbleInputs * kNibbleBytes);
@@ -97,7 +102,7 @@ IntegerRow empty_row(int64_t inputs) {
 
 // One row of one group, its outputs shared among the threads.
 void run_one(const Task& whole, int32_t precision, int threads) {
-  const Kernels& kernels = kernels_now();
+  const WeightKernels& kernels = kernels_now();
   IntegerRow row = empty_row(whole.inputs);
   kernels.prepare(whole.x, whole.inputs, precision, row);
   const int64_t slices = row.fits ? threads : ceil_div(whole.outputs, kSliceOutputs) * threads;
@@ -105,7 +110,7 @@ void run_one(const Task& whole, int32_t precision, int threads) {
     Task task = whole;
     take_slice(task, slice, slices);
     if (task.first >= task.last) return;
-    if (row.fits) kernels.planes(task, row, precision);
+    if (row.fits) kernels.planes(task, row, precision, totals_memory(task));
     else kernels.exact(task, work_memory(task));
   });
 }
@@ -129,11 +134,8 @@ int useful_threads(const pb_weight& layer, int64_t rows, int threads) {
   return products < kProductsForThreads ? 1 : threads;
 }
 
-template <class Rows>
-void run(const pb_weight& layer, const Rows& rows, float* out, int threads) {
-  const int64_t few = layer.precision == PB_INPUT8 ? kFewInput8Rows : kFewExactRows;
-  if (rows.count <= few) run_few(layer, rows, out, threads);
-  else run_many(layer, rows, out, threads);
+bool are_few(const pb_weight& layer, int64_t rows) {
+  return rows <= (layer.precision == PB_INPUT8 ? kFewInput8Rows : kFewExactRows);
 }
 
 void run_window(const pb_weight& layer, const pb_window& window, const float* x, float* out,
@@ -142,12 +144,15 @@ void run_window(const pb_weight& layer, const pb_window& window, const float* x,
   const int64_t size = padded_height(window) * padded_width(window) * window.channels;
   const int64_t at_once = size < kImagesFloats ? kImagesFloats / size : 1;
   const int64_t positions = out_height(window) * out_width(window);
+  const bool few = are_few(layer, positions * window.batch);
   threads = useful_threads(layer, positions * window.batch, threads);
   for (int64_t n = 0; n < window.batch; n += at_once) {
     const int64_t some = window.batch - n < at_once ? window.batch - n : at_once;
     const Images images = padded_images(window, x + n * window.stride_n, some, memory, threads);
     const WindowRows rows{window, images, layer.groups, some * positions};
-    run(layer, rows, out + n * positions * layer.outputs * layer.groups, threads);
+    float* to = out + n * positions * layer.outputs * layer.groups;
+    if (few) run_few(layer, rows, to, threads);
+    else run_many(layer, rows, to, threads);
   }
 }
 
@@ -175,9 +180,11 @@ int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride,
   }
   if (rows == 0) return PB_OK;
   if (!x || !out) return PB_BAD_ARGUMENT;
+  threads = useful_threads(*layer, rows, threads);
+  const LinearRows all{x, row_stride, layer->inputs, rows};
   return guarded([&] {
-    run(*layer, LinearRows{x, row_stride, layer->inputs, rows}, out,
-        useful_threads(*layer, rows, threads));
+    if (are_few(*layer, rows)) run_few(*layer, all, out, threads);
+    else run_many(*layer, all, out, threads);
   });
 }
 

@@ -1,20 +1,20 @@
 // Layers with binary weights and float inputs: layouts, order of sums, and who computes what.
 //
-// Many rows (weight_rows.hpp). 48 inputs of 8 rows become 8 tables of 64 vectors: entry i of table g
-// holds the signed sum of the inputs 6 g .. 6 g + 5, signs from the bits of i, one row per lane. An
-// output then costs one addition per table: 48 products. Order of the sums, in float32:
+// Many rows (weight_rows.hpp). 48 inputs of 8 rows become 8 tables of 64 vectors: entry i of table
+// g holds the signed sum of the inputs 6 g .. 6 g + 5, signs from the bits of i, one row per lane.
+// An output then costs one addition per table, for 48 products. Order of the sums, in float32:
 //   entry = ((+-a0 +- a1) +- a2) + ((+-a3 +- a4) +- a5)
-//   even  = ((t0 + t2) + t4) + t6,  odd = (((sum + t1) + t3) + t5) + t7,  sum = odd + even
-// for one block of 48 inputs after the other, sum = 0 before the first, inputs behind the last 0.
+//   sum   = (...((0 + t0) + t1) + ...) one table after the other, inputs behind the last being 0.
 //
-// Few rows (weight_planes.hpp). The inputs of a row become integers of 23 bits, 4 of them a table of 16
-// sums of 24 bits, and the bytes of the sums three tables for byte shuffles. Integer sums are exact in
-// any order; what is lost is the rounding of the inputs: at most 2^-23 of the largest of the row. Rows
-// whose largest input towers above the others, or is not finite, take the way of many rows.
+// Few rows (weight_planes_avx2.hpp). The inputs of a row become integers of 23 bits, 4 of them a
+// table of 16 sums of 24 bits, and the digits of the sums tables for byte shuffles. Integer sums
+// are exact in any order; what is lost is the rounding of the inputs, less than 2^-22 of the
+// largest of the row. A row whose largest input towers above the others, or is not finite, takes
+// the way of many.
 //
-// INPUT8: inputs are rounded to 8 bits, q = round(127 x / max|x|) per row, whatever the number of rows:
-// an error of at most max|x| / 254 per input, about 0.3 % of max|x| * sqrt(inputs) at the sum. All sums
-// of q are exact; rows that cannot be rounded so (not finite, or nearly 0) are computed as EXACT.
+// INPUT8: inputs are rounded to 8 bits, q = round(127 x / max|x|) for each row, however many there
+// are: an error of at most max|x| / 254 per input, about 0.0023 max|x| sqrt(inputs) in a sum. Sums
+// of q are exact; rows that are not finite or nearly 0 are computed as EXACT.
 //
 // Everywhere: y = activation(sum * scale + bias) in float32, no fused multiply-add.
 #pragma once
@@ -27,7 +27,7 @@
 namespace proxbit {
 
 constexpr int64_t kGroupInputs = 6;                  // one table of many rows
-constexpr int64_t kBlockGroups = 8;                  // tables at a time: 16 KB, half of an L1 cache
+constexpr int64_t kBlockGroups = 8;                  // tables at once: half of an L1 cache
 constexpr int64_t kBlockInputs = 48;
 constexpr int64_t kBlockBytes = 6;                   // of one output
 constexpr int64_t kTableEntries = 64;
@@ -35,7 +35,8 @@ constexpr int64_t kLaneBytes = 32;                   // of a vector: 8 floats or
 constexpr int64_t kTableBytes = kTableEntries * kLaneBytes;
 constexpr int64_t kExactRows = 8;
 constexpr int64_t kInput8Rows = 16;
-constexpr int64_t kPanelOutputs = 32;                // one vector of bytes of the layout for few rows
+constexpr int64_t kPanelOutputs = 32;                // one vector of bytes, few rows
+constexpr int64_t kPanelInputs = 16;                 // they are taken 16 at a time
 constexpr int64_t kNibbleInputs = 4;                 // one table of few rows
 constexpr int64_t kNibbleBytes = 64;                 // room for one such table
 constexpr int64_t kMostInputs = int64_t{1} << 24;    // so that no integer sum overflows
@@ -44,14 +45,16 @@ constexpr int64_t kMostOutputs = int64_t{1} << 31;
 static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// The layout for many rows: for each 48 inputs the 6 bytes of every output. They are read 8 at a time.
+// The layout for many rows: for each 48 inputs the 6 bytes of every output, read 8 at a time.
 static constexpr int64_t blocks_bytes(int64_t outputs, int64_t inputs) {
   return round_up(ceil_div(inputs, kBlockInputs) * outputs * kBlockBytes + 2, 64);
 }
 
-// The layout for few rows: panels of 32 outputs, in each for each 8 inputs one byte of every output;
+// The layout for few rows: panels of 32 outputs, in each for each 8 inputs a byte of every output;
 // byte 4 i + j belongs to output 8 j + i, so that 32-bit lanes unpack to outputs in order.
-static constexpr int64_t panel_bytes(int64_t inputs) { return ceil_div(inputs, 8) * kPanelOutputs; }
+static constexpr int64_t panel_bytes(int64_t inputs) {
+  return round_up(inputs, kPanelInputs) / 8 * kPanelOutputs;
+}
 static constexpr int64_t panel_place(int64_t output) { return 4 * (output % 8) + output / 8; }
 
 static constexpr int64_t group_bytes(int64_t outputs, int64_t inputs) {
@@ -78,7 +81,7 @@ struct Task {
 
 // One row as integers, and as tables of their sums.
 struct IntegerRow {
-  int32_t* values;         // inputs, rounded up to a multiple of 8 with zeros
+  int32_t* values;         // inputs, rounded up to a multiple of kPanelInputs with zeros
   uint8_t* tables;         // kNibbleBytes for each 4 inputs, as the instruction set likes them
   double magnitude;        // the sum of |value|
   double quantum;          // what a value of 1 stands for
@@ -91,18 +94,19 @@ static constexpr int64_t rows_memory(int64_t outputs) {
          round_up(outputs, 8) * (kLaneBytes + kInput8Rows * 4);
 }
 
-struct Kernels {
+struct WeightKernels {
   // At most kExactRows rows.
   void (*exact)(const Task& task, uint8_t* memory);
   // At most kInput8Rows rows.
   void (*input8)(const Task& task, uint8_t* memory);
   // From the inputs of one row to integers and tables.
   void (*prepare)(const float* x, int64_t inputs, int32_t precision, IntegerRow& row);
-  // One prepared row; task.first is a multiple of kPanelOutputs.
-  void (*planes)(const Task& task, const IntegerRow& row, int32_t precision);
+  // One prepared row; task.first is a multiple of kPanelOutputs. totals: memory for each output,
+  // rounded up to whole panels.
+  void (*planes)(const Task& task, const IntegerRow& row, int32_t precision, double* totals);
 };
 
-const Kernels& portable_weight_kernels();
-const Kernels& avx2_weight_kernels();
+extern const WeightKernels portable_weight;
+extern const WeightKernels avx2_weight;
 
 }  // namespace proxbit

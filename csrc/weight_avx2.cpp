@@ -21,8 +21,6 @@ struct Floats {
   static value add(value a, value b) { return _mm256_add_ps(a, b); }
   static value multiply(value a, value b) { return _mm256_mul_ps(a, b); }
   static value negative(value a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
-  // Else gcc reorders the additions of neighbours and spills.
-  static void keep(value& a) { asm volatile("" : "+x"(a)); }
   static value from_int32(const int32_t* from) {
     return _mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(from)));
   }
@@ -32,27 +30,41 @@ struct Floats {
     _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm_packs_epi32(halves[0], halves[1]));
   }
   static void transpose(value v[8]);
+  static void load_transposed(const float* from, int64_t stride, value v[8]);
   static value finish(value sum, value scale, value bias, int32_t activation) {
     return activated<value>(sum * scale + bias, activation);
   }
 };
 
+// Both halves of four vectors, each as a block of 4 x 4.
+inline void transpose_blocks(__m256 v[4]) {
+  const __m256 low01 = _mm256_unpacklo_ps(v[0], v[1]), high01 = _mm256_unpackhi_ps(v[0], v[1]);
+  const __m256 low23 = _mm256_unpacklo_ps(v[2], v[3]), high23 = _mm256_unpackhi_ps(v[2], v[3]);
+  v[0] = _mm256_shuffle_ps(low01, low23, 0x44);
+  v[1] = _mm256_shuffle_ps(low01, low23, 0xee);
+  v[2] = _mm256_shuffle_ps(high01, high23, 0x44);
+  v[3] = _mm256_shuffle_ps(high01, high23, 0xee);
+}
+
 inline void Floats::transpose(value v[8]) {
-  value pairs[8], fours[8];
-  for (int i = 0; i < 8; i += 2) {
-    pairs[i] = _mm256_unpacklo_ps(v[i], v[i + 1]);
-    pairs[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
-      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
-    }
-  }
   for (int i = 0; i < 4; ++i) {
-    v[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
-    v[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+    const value upper = v[i], lower = v[i + 4];
+    v[i] = _mm256_permute2f128_ps(upper, lower, 0x20);
+    v[i + 4] = _mm256_permute2f128_ps(upper, lower, 0x31);
   }
+  transpose_blocks(v);
+  transpose_blocks(v + 4);
+}
+
+// Halves come from memory where they are wanted: a third fewer shuffles.
+inline void Floats::load_transposed(const float* from, int64_t stride, value v[8]) {
+  for (int i = 0; i < 8; ++i) {
+    const float* upper = from + i % 4 * stride + i / 4 * 4;
+    const value half = _mm256_castps128_ps256(_mm_loadu_ps(upper));
+    v[i] = _mm256_insertf128_ps(half, _mm_loadu_ps(upper + 4 * stride), 1);
+  }
+  transpose_blocks(v);
+  transpose_blocks(v + 4);
 }
 
 struct Shorts {
@@ -65,7 +77,6 @@ struct Shorts {
   static void put(uint8_t* to, value a) { _mm256_store_si256(reinterpret_cast<value*>(to), a); }
   static value add(value a, value b) { return _mm256_add_epi16(a, b); }
   static value negative(value a) { return _mm256_sub_epi16(zero(), a); }
-  static void keep(value& a) { asm volatile("" : "+x"(a)); }
   static void widen(const uint8_t* sums, int32_t* totals, bool fresh) {
     const value a = get(sums);
     value* to = reinterpret_cast<value*>(totals);
@@ -81,11 +92,15 @@ void input8(const Task& task, uint8_t* memory) { input8_task<Floats, Shorts>(tas
 
 void prepare(const float* x, int64_t inputs, int32_t precision, IntegerRow& row) {
   round_row(x, inputs, precision, row);
-  if (row.fits) fill_nibbles(row, inputs);
+  if (!row.fits) return;
+  if (precision == PB_INPUT8) fill_nibbles<2>(row, inputs);
+  else fill_nibbles<4>(row, inputs);
 }
 
-// From 32 sums to 32 outputs, or to those that exist.
-void finish_panel(const Task& task, int64_t first, const float sums[kPanelOutputs]) {
+// From the totals of a panel to 32 outputs, or to those that exist.
+void finish_panel(const Task& task, const IntegerRow& row, int64_t first, const double* totals) {
+  alignas(kLaneBytes) float sums[kPanelOutputs];
+  signed_sums(row, totals, sums);
   for (int64_t n = first; n < task.last && n < first + kPanelOutputs; n += 8) {
     const int64_t some = task.last - n;
     const auto scale = load_some<Floats>(task.scale + n, some);
@@ -95,26 +110,29 @@ void finish_panel(const Task& task, int64_t first, const float sums[kPanelOutput
   }
 }
 
-template <int count>
-void planes_of(const Task& task, const IntegerRow& row) {
-  for (int64_t first = task.first; first < task.last; first += kPanelOutputs) {
-    alignas(32) float sums[kPanelOutputs];
-    const uint8_t* panel = task.panels + first / kPanelOutputs * panel_bytes(task.inputs);
-    sum_panel<count>(panel, row, ceil_div(task.inputs, 8), sums);
-    finish_panel(task, first, sums);
+template <int digits>
+void planes_of(const Task& task, const IntegerRow& row, double* totals) {
+  const int64_t size = panel_bytes(task.inputs), bytes = size / kPanelOutputs;
+  for (int64_t b = 0; b < bytes; b += kBytesAtOnce) {
+    const int64_t some = bytes - b < kBytesAtOnce ? bytes - b : kBytesAtOnce;
+    for (int64_t n = task.first; n < task.last; n += kPanelOutputs) {
+      const uint8_t* panel = task.panels + n / kPanelOutputs * size + b * kPanelOutputs;
+      sum_panel<digits>(panel, row.tables + 2 * b * kNibbleBytes, some, b == 0,
+                        totals + n - task.first);
+    }
+  }
+  for (int64_t n = task.first; n < task.last; n += kPanelOutputs) {
+    finish_panel(task, row, n, totals + n - task.first);
   }
 }
 
-void planes(const Task& task, const IntegerRow& row, int32_t precision) {
-  if (precision == PB_INPUT8) planes_of<2>(task, row);
-  else planes_of<3>(task, row);
+void planes(const Task& task, const IntegerRow& row, int32_t precision, double* totals) {
+  if (precision == PB_INPUT8) planes_of<2>(task, row, totals);
+  else planes_of<4>(task, row, totals);
 }
 
 }  // namespace
 
-const Kernels& avx2_weight_kernels() {
-  static const Kernels kernels{exact, input8, prepare, planes};
-  return kernels;
-}
+const WeightKernels avx2_weight = {exact, input8, prepare, planes};
 
 }  // namespace proxbit

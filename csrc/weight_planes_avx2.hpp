@@ -1,4 +1,7 @@
-// Few rows with AVX2: a byte shuffle looks up one byte of 32 sums of 4 inputs at once.
+// Few rows with AVX2: a byte shuffle looks up one digit of 32 sums of 4 inputs at once.
+//
+// Digits have 6 bits, so that four lookups can be added before they leave their byte: that is
+// cheaper than fewer digits of 8 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -8,33 +11,58 @@
 namespace proxbit {
 namespace {
 
-constexpr int64_t kPlaneBytes = 16;  // one byte of each of the 16 entries of a table
+constexpr int64_t kDigitBytes = 16;    // one digit of each of the 16 entries of a table
+constexpr int64_t kBytesAtOnce = 128;  // of a row of weights: their tables fill half of an L1 cache
 
-// The bytes of 16 entries, byte 0 of all of them first.
-inline void split_bytes(__m256i low, __m256i high, uint8_t* to) {
-  const __m256i by_byte =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-  const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  low = _mm256_shuffle_epi8(low, by_byte);
-  high = _mm256_shuffle_epi8(high, by_byte);
-  const __m256i first = _mm256_unpacklo_epi32(low, high), second = _mm256_unpackhi_epi32(low, high);
-  __m256i* out = reinterpret_cast<__m256i*>(to);
-  _mm256_store_si256(out, _mm256_permutevar8x32_epi32(first, in_order));
-  _mm256_store_si256(out + 1, _mm256_permutevar8x32_epi32(second, in_order));
+// The two digits of 16 numbers of 12 bits, all lower ones first.
+inline void put_digits(__m256i numbers, uint8_t* to) {
+  const __m256i by_digit = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m256i six = _mm256_set1_epi16(63);
+  const __m256i upper = _mm256_slli_epi16(_mm256_andnot_si256(six, numbers), 2);
+  const __m256i digits = _mm256_or_si256(_mm256_and_si256(numbers, six), upper);
+  const __m256i sorted = _mm256_shuffle_epi8(digits, by_digit);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(sorted, 0xd8));
 }
 
+// What a table holds where no bit is set: how much four values disagree with four minus signs.
+inline __m256i empty_entry(const int32_t* values) {
+  const __m128i v = _mm_load_si128(reinterpret_cast<const __m128i*>(values));
+  __m128i sum = _mm_min_epi32(v, _mm_setzero_si128());
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+  return _mm256_broadcastd_epi32(_mm_sub_epi32(_mm_setzero_si128(), sum));
+}
+
+// 0, or the value where a bit of the entry's number is set.
+inline __m256i where(__m256i bit, int32_t value) {
+  return _mm256_and_si256(bit, _mm256_set1_epi32(value));
+}
+
+// The 16 sums of four values as digits. The entries with bit 2 are apart, because packing takes
+// four and four of its two vectors.
+template <int digits>
+inline void fill_nibble(const int32_t* values, uint8_t* table) {
+  const __m256i bit0 = _mm256_setr_epi32(0, -1, 0, -1, 0, -1, 0, -1);
+  const __m256i bit1 = _mm256_setr_epi32(0, 0, -1, -1, 0, 0, -1, -1);
+  const __m256i bit3 = _mm256_setr_epi32(0, 0, 0, 0, -1, -1, -1, -1);
+  const __m256i twelve = _mm256_set1_epi32(0xfff);
+  const __m256i pair = _mm256_add_epi32(where(bit0, values[0]), where(bit1, values[1]));
+  const __m256i rest = _mm256_add_epi32(empty_entry(values), where(bit3, values[3]));
+  const __m256i low = _mm256_add_epi32(pair, rest);
+  const __m256i high = _mm256_add_epi32(low, _mm256_set1_epi32(values[2]));
+  put_digits(_mm256_packus_epi32(_mm256_and_si256(low, twelve), _mm256_and_si256(high, twelve)),
+             table);
+  if constexpr (digits == 4) {
+    put_digits(_mm256_packus_epi32(_mm256_srli_epi32(low, 12), _mm256_srli_epi32(high, 12)),
+               table + 2 * kDigitBytes);
+  }
+}
+
+template <int digits>
 inline void fill_nibbles(const IntegerRow& row, int64_t inputs) {
-  const __m256i bits[3] = {_mm256_setr_epi32(0, -1, 0, -1, 0, -1, 0, -1),
-                           _mm256_setr_epi32(0, 0, -1, -1, 0, 0, -1, -1),
-                           _mm256_setr_epi32(0, 0, 0, 0, -1, -1, -1, -1)};
-  for (int64_t k = 0; k < round_up(inputs, 8); k += kNibbleInputs) {
-    const int32_t* values = row.values + k;
-    __m256i sums = _mm256_set1_epi32(empty_entry(values));
-    for (int j = 0; j < 3; ++j) {
-      sums = _mm256_add_epi32(sums, _mm256_and_si256(bits[j], _mm256_set1_epi32(values[j])));
-    }
-    const __m256i high = _mm256_add_epi32(sums, _mm256_set1_epi32(values[3]));
-    split_bytes(sums, high, row.tables + k / kNibbleInputs * kNibbleBytes);
+  for (int64_t k = 0; k < round_up(inputs, kPanelInputs); k += kNibbleInputs) {
+    fill_nibble<digits>(row.values + k, row.tables + k / kNibbleInputs * kNibbleBytes);
   }
 }
 
@@ -46,7 +74,6 @@ struct ByteSums {
   void add(__m256i bytes) {
     all = _mm256_add_epi16(all, bytes);
     odd = _mm256_add_epi16(odd, _mm256_srli_epi16(bytes, 8));
-    asm volatile("" : "+x"(all), "+x"(odd));  // else gcc adds two lookups first and spills
   }
   // The sums at places 4 i + j as 8 integers of 32 bits.
   __m256i part(int j) const {
@@ -56,55 +83,73 @@ struct ByteSums {
   }
 };
 
-template <int count>
-inline void look_up(const uint8_t* tables, __m256i numbers, ByteSums sums[count]) {
-  for (int p = 0; p < count; ++p) {
-    const __m128i* table = reinterpret_cast<const __m128i*>(tables + p * kPlaneBytes);
-    sums[p].add(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(table)), numbers));
-  }
+inline __m256i look_up(const uint8_t* table, __m256i numbers) {
+  const __m128i entries = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), numbers);
 }
 
-template <int count>
-inline void sum_bytes(const uint8_t* panel, const uint8_t* tables, int64_t bytes,
-                      ByteSums sums[count]) {
+// Adds what 16 inputs give to every digit of 32 sums.
+template <int digits>
+inline void add_inputs(const uint8_t* panel, const uint8_t* tables, ByteSums sums[digits]) {
   const __m256i mask = _mm256_set1_epi8(15);
-  for (int64_t b = 0; b < bytes; ++b) {
-    const __m256i w =
-        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + b * kPanelOutputs));
-    look_up<count>(tables + 2 * b * kNibbleBytes, _mm256_and_si256(w, mask), sums);
-    look_up<count>(tables + (2 * b + 1) * kNibbleBytes,
-                   _mm256_and_si256(_mm256_srli_epi16(w, 4), mask), sums);
+  const __m256i* bytes = reinterpret_cast<const __m256i*>(panel);
+  __m256i numbers[4];
+  for (int i = 0; i < 2; ++i) {
+    const __m256i w = _mm256_loadu_si256(bytes + i);
+    numbers[2 * i] = _mm256_and_si256(w, mask);
+    numbers[2 * i + 1] = _mm256_and_si256(_mm256_srli_epi16(w, 4), mask);
+  }
+  for (int d = 0; d < digits; ++d) {
+    __m256i sum = look_up(tables + d * kDigitBytes, numbers[0]);
+    for (int i = 1; i < 4; ++i) {
+      asm volatile("" : "+x"(sum));  // else gcc adds in pairs, needs more registers and spills
+      sum = _mm256_add_epi8(sum, look_up(tables + i * kNibbleBytes + d * kDigitBytes, numbers[i]));
+    }
+    asm volatile("" : "+x"(sum));
+    sums[d].add(sum);
   }
 }
 
-// Adds 8 sums to 8 doubles: the two lower bytes fit 32 bits together.
-template <int count>
-inline void widen_sums(const ByteSums sums[count], int j, __m256d total[2]) {
-  const __m256i low = _mm256_add_epi32(sums[0].part(j), _mm256_slli_epi32(sums[1].part(j), 8));
-  total[0] += _mm256_cvtepi32_pd(_mm256_castsi256_si128(low));
-  total[1] += _mm256_cvtepi32_pd(_mm256_extracti128_si256(low, 1));
-  if constexpr (count == 3) {
-    const __m256i high = sums[2].part(j);
-    total[0] += _mm256_cvtepi32_pd(_mm256_castsi256_si128(high)) * 65536.0;
-    total[1] += _mm256_cvtepi32_pd(_mm256_extracti128_si256(high, 1)) * 65536.0;
+inline void add_doubles(double* totals, __m256i sums, double unit) {
+  const __m128i halves[2] = {_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)};
+  for (int i = 0; i < 2; ++i) {
+    const __m256d more = _mm256_cvtepi32_pd(halves[i]) * unit;
+    _mm256_storeu_pd(totals + 4 * i, _mm256_loadu_pd(totals + 4 * i) + more);
   }
+}
+
+// Adds 32 sums to their totals: two digits fit 32 bits together.
+template <int digits>
+inline void add_totals(const ByteSums sums[digits], double* totals) {
+  for (int j = 0; j < 4; ++j) {
+    double unit = 1.0;
+    for (int d = 0; d < digits; d += 2, unit *= 4096.0) {
+      const __m256i upper = _mm256_slli_epi32(sums[d + 1].part(j), 6);
+      add_doubles(totals + 8 * j, _mm256_add_epi32(sums[d].part(j), upper), unit);
+    }
+  }
+}
+
+// How much 32 outputs agree with at most kBytesAtOnce bytes of inputs: the sum of |value| where
+// signs are equal. Always an integer, so the order of the sums does not matter.
+template <int digits>
+inline void sum_panel(const uint8_t* panel, const uint8_t* tables, int64_t bytes, bool fresh,
+                      double* totals) {
+  ByteSums sums[digits];
+  for (int64_t b = 0; b < bytes; b += 2) {
+    add_inputs<digits>(panel + b * kPanelOutputs, tables + 2 * b * kNibbleBytes, sums);
+  }
+  if (fresh) {
+    for (int64_t i = 0; i < kPanelOutputs; ++i) totals[i] = 0.0;
+  }
+  add_totals<digits>(sums, totals);
 }
 
 // 32 sums of +-x: twice what agrees less everything.
-template <int count>
-inline void sum_panel(const uint8_t* panel, const IntegerRow& row, int64_t bytes,
-                      float out[kPanelOutputs]) {
-  constexpr int64_t kBytesAtOnce = 128;  // 256 lookups of at most 255 fit 16 bits
-  __m256d totals[4][2] = {};
-  for (int64_t b = 0; b < bytes; b += kBytesAtOnce) {
-    ByteSums sums[count];
-    const int64_t some = bytes - b < kBytesAtOnce ? bytes - b : kBytesAtOnce;
-    sum_bytes<count>(panel + b * kPanelOutputs, row.tables + 2 * b * kNibbleBytes, some, sums);
-    for (int j = 0; j < 4; ++j) widen_sums<count>(sums, j, totals[j]);
-  }
-  for (int j = 0; j < 8; ++j) {
-    const __m256d sum = (totals[j / 2][j % 2] * 2.0 - row.magnitude) * row.quantum;
-    _mm_store_ps(out + 4 * j, _mm256_cvtpd_ps(sum));
+inline void signed_sums(const IntegerRow& row, const double* totals, float sums[kPanelOutputs]) {
+  for (int64_t i = 0; i < kPanelOutputs; i += 4) {
+    const __m256d sum = (_mm256_loadu_pd(totals + i) * 2.0 - row.magnitude) * row.quantum;
+    _mm_store_ps(sums + i, _mm256_cvtpd_ps(sum));
   }
 }
 

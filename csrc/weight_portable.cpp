@@ -19,7 +19,6 @@ struct Lanes {
     return a;
   }
   static void put(uint8_t* to, value a) { std::memcpy(to, a.v, kLaneBytes); }
-  static void keep(value&) {}
   static value add(value a, value b) {
     for (int i = 0; i < count; ++i) a.v[i] = static_cast<Element>(a.v[i] + b.v[i]);
     return a;
@@ -48,7 +47,10 @@ struct Floats : Lanes<float> {
   }
   static void put_int16(uint8_t* to, value a) {
     int16_t rounded[count];
-    for (int i = 0; i < count; ++i) rounded[i] = static_cast<int16_t>(nearest(a.v[i]));
+    for (int i = 0; i < count; ++i) {
+      const float x = a.v[i] == a.v[i] ? a.v[i] : 0.0f;  // rows with NaN are computed again
+      rounded[i] = static_cast<int16_t>(nearest(x));
+    }
     std::memcpy(to, rounded, sizeof rounded);
   }
   static void transpose(value v[8]) {
@@ -59,6 +61,10 @@ struct Floats : Lanes<float> {
         v[j].v[i] = held;
       }
     }
+  }
+  static void load_transposed(const float* from, int64_t stride, value v[8]) {
+    for (int i = 0; i < 8; ++i) v[i] = load(from + i * stride);
+    transpose(v);
   }
   static value finish(value sum, value scale, value bias, int32_t activation) {
     for (int i = 0; i < count; ++i) {
@@ -81,20 +87,20 @@ void input8(const Task& task, uint8_t* memory) { input8_task<Floats, Shorts>(tas
 void prepare(const float* x, int64_t inputs, int32_t precision, IntegerRow& row) {
   round_row(x, inputs, precision, row);
   if (!row.fits) return;
-  for (int64_t k = 0; k < round_up(inputs, 8); k += kNibbleInputs) {
-    int32_t entries[16] = {empty_entry(row.values + k)};
-    for (int i = 1; i < 16; ++i) {
-      const int top = 31 - __builtin_clz(static_cast<unsigned>(i));
-      entries[i] = entries[i - (1 << top)] + row.values[k + top];
+  for (int64_t k = 0; k < round_up(inputs, kPanelInputs); k += kNibbleInputs) {
+    int32_t entries[16] = {};
+    for (int j = 0; j < kNibbleInputs; ++j) {
+      const int32_t value = row.values[k + j], plus = value > 0 ? value : 0;
+      for (int i = 0; i < 16; ++i) entries[i] += i >> j & 1 ? plus : plus - value;
     }
     std::memcpy(row.tables + k / kNibbleInputs * kNibbleBytes, entries, sizeof entries);
   }
 }
 
 // How much 32 outputs agree with the row: the sum of |value| over equal signs.
-void agreement(const uint8_t* panel, const IntegerRow& row, int64_t inputs, int64_t sums[32]) {
+void agreement(const uint8_t* panel, const IntegerRow& row, int64_t bytes, int64_t sums[32]) {
   for (int64_t p = 0; p < kPanelOutputs; ++p) sums[p] = 0;
-  for (int64_t b = 0; b < ceil_div(inputs, 8); ++b) {
+  for (int64_t b = 0; b < bytes; ++b) {
     int32_t low[16], high[16];
     std::memcpy(low, row.tables + 2 * b * kNibbleBytes, sizeof low);
     std::memcpy(high, row.tables + (2 * b + 1) * kNibbleBytes, sizeof high);
@@ -103,10 +109,11 @@ void agreement(const uint8_t* panel, const IntegerRow& row, int64_t inputs, int6
   }
 }
 
-void planes(const Task& task, const IntegerRow& row, int32_t) {
+void planes(const Task& task, const IntegerRow& row, int32_t, double*) {
+  const int64_t size = panel_bytes(task.inputs);
   for (int64_t first = task.first; first < task.last; first += kPanelOutputs) {
     int64_t sums[kPanelOutputs];
-    agreement(task.panels + first / kPanelOutputs * panel_bytes(task.inputs), row, task.inputs, sums);
+    agreement(task.panels + first / kPanelOutputs * size, row, size / kPanelOutputs, sums);
     for (int64_t n = first; n < task.last && n < first + kPanelOutputs; ++n) {
       const double twice = 2.0 * static_cast<double>(sums[panel_place(n - first)]);
       const float sum = static_cast<float>((twice - row.magnitude) * row.quantum);
@@ -118,9 +125,6 @@ void planes(const Task& task, const IntegerRow& row, int32_t) {
 
 }  // namespace
 
-const Kernels& portable_weight_kernels() {
-  static const Kernels kernels{exact, input8, prepare, planes};
-  return kernels;
-}
+const WeightKernels portable_weight = {exact, input8, prepare, planes};
 
 }  // namespace proxbit

@@ -11,8 +11,8 @@ namespace {
 // The largest integer of a row: four of them must sum to 24 bits, or one fit 8 bits with its sign.
 inline int32_t most_of(int32_t precision) { return precision == PB_INPUT8 ? 127 : (1 << 22) - 1; }
 
-// max |x| as bits of a float: the order of floats without sign is the order of their bits, and infinity
-// and NaN lie above all others.
+// max |x| as bits of a float: floats without sign are ordered as their bits are, and infinity and
+// NaN lie above all others.
 inline int32_t largest_bits(const float* x, int64_t count) {
   int32_t largest = 0;
   for (int64_t k = 0; k < count; ++k) {
@@ -24,8 +24,8 @@ inline int32_t largest_bits(const float* x, int64_t count) {
   return largest;
 }
 
-// Rounds to the nearest integer, halves to even, without a call: 1.5 * 2^23 leaves no bits behind the
-// point. For |x| up to 2^22.
+// Rounds to the nearest integer, halves to even, without a call: beside 1.5 * 2^23 there is no room
+// for bits behind the point. For |x| up to 2^22.
 inline int32_t nearest(float x) {
   constexpr float shift = 12582912.0f;
   return static_cast<int32_t>((x + shift) - shift);
@@ -77,16 +77,9 @@ inline void round_row(const float* x, int64_t inputs, int32_t precision, Integer
     row.values[k] = value;
     magnitude += value < 0 ? -value : value;
   }
-  for (int64_t k = inputs; k < round_up(inputs, 8); ++k) row.values[k] = 0;
+  for (int64_t k = inputs; k < round_up(inputs, kPanelInputs); ++k) row.values[k] = 0;
   row.magnitude = static_cast<double>(magnitude);
   if (precision == PB_EXACT && magnitude > 0) row.fits = !towers(row.values, inputs);
-}
-
-// The entry of a table before any bit is set: how much the four disagree with four minus signs.
-inline int32_t empty_entry(const int32_t* values) {
-  int32_t sum = 0;
-  for (int64_t j = 0; j < kNibbleInputs; ++j) sum -= values[j] < 0 ? values[j] : 0;
-  return sum;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "weight.hpp"
 #include "weight_quantum.hpp"
@@ -24,8 +25,8 @@ struct RowMemory {
         totals(reinterpret_cast<int32_t*>(sums + round_up(outputs, 8) * kLaneBytes)) {}
 };
 
-// Two tables share their cache lines, one in the lower halves and one in the upper: a machine that
-// reads two vectors at once can do so only from different halves.
+// Two tables share their cache lines, one in the lower halves and one in the upper: machines that
+// read two vectors at once can do so better from different halves.
 constexpr int kEntryShift = 6;
 constexpr int64_t table_place(int64_t g) {
   return g / 2 * 2 * kTableBytes + g % 2 * kLaneBytes;
@@ -51,9 +52,11 @@ inline void store_some(float* to, int64_t count, typename F::value v) {
 template <class F>
 inline void load_turned(const Task& task, int64_t row, int64_t k, typename F::value v[8]) {
   const int64_t rows = task.rows - row, inputs = task.inputs - k;
+  const float* x = task.x + row * task.row_stride + k;
+  if (rows >= 8 && inputs >= 8) return F::load_transposed(x, task.row_stride, v);
   for (int64_t i = 0; i < 8; ++i) {
     const bool missing = i >= rows || inputs <= 0;
-    v[i] = missing ? F::zero() : load_some<F>(task.x + (row + i) * task.row_stride + k, inputs);
+    v[i] = missing ? F::zero() : load_some<F>(x + i * task.row_stride, inputs);
   }
   F::transpose(v);
 }
@@ -95,7 +98,7 @@ inline void fill_tables(const uint8_t* lanes, uint8_t* tables) {
   }
 }
 
-// Field g of a word, times the step between entries: a rotation, because it needs no copy of the word.
+// Field g of a word, times the step between entries; a rotation needs no copy of the word.
 template <int g>
 inline uint64_t entry_offset(uint64_t word) {
   constexpr int right = (int{kGroupInputs} * g - kEntryShift + 64) % 64;
@@ -104,55 +107,49 @@ inline uint64_t entry_offset(uint64_t word) {
   else return (word >> right | word << (64 - right)) & mask;
 }
 
-template <class V, int g>
-inline typename V::value entry(const uint8_t* tables, uint64_t word) {
-  return V::get(tables + table_place(g) + entry_offset<g>(word));
-}
-
-template <class V, int g>
-inline void add_entry(const uint8_t* tables, uint64_t word, typename V::value& sum) {
-  sum = V::add(sum, entry<V, g>(tables, word));
-  V::keep(sum);
-}
-
 inline uint64_t weight_word(const uint8_t* bytes) {
   uint64_t word;
   std::memcpy(&word, bytes, 8);
   return word;
 }
 
-// The sum of one output, or of `width` neighbours at once, over one block of inputs.
-template <class V, bool fresh, int width>
-inline void add_block(const uint8_t* words, const uint8_t* tables, uint8_t* sums) {
-  typename V::value odd[width], even[width];
-  uint64_t word[width];
-#pragma GCC unroll 4
+template <class V, int g, int width>
+inline void add_group(const uint8_t* tables, const uint64_t* words, typename V::value* sums) {
+#pragma GCC unroll 2
   for (int i = 0; i < width; ++i) {
-    word[i] = weight_word(words + i * kBlockBytes);
-    odd[i] = fresh ? V::zero() : V::get(sums + i * kLaneBytes);
-    even[i] = entry<V, 0>(tables, word[i]);
+    const uint8_t* entry = tables + table_place(g) + entry_offset<g>(words[i]);
+    sums[i] = V::add(sums[i], V::get(entry));
   }
-#define PB_EACH(g, sum) \
-  _Pragma("GCC unroll 4") for (int i = 0; i < width; ++i) add_entry<V, g>(tables, word[i], sum[i])
-  PB_EACH(1, odd);
-  PB_EACH(2, even);
-  PB_EACH(3, odd);
-  PB_EACH(4, even);
-  PB_EACH(5, odd);
-  PB_EACH(6, even);
-  PB_EACH(7, odd);
-#undef PB_EACH
-#pragma GCC unroll 4
-  for (int i = 0; i < width; ++i) V::put(sums + i * kLaneBytes, V::add(odd[i], even[i]));
 }
 
+template <class V, int width, int... g>
+inline void add_groups(const uint8_t* tables, const uint64_t* words, typename V::value* sums,
+                       std::integer_sequence<int, g...>) {
+  (add_group<V, g, width>(tables, words, sums), ...);
+}
+
+// Adds one block of inputs to the sums of `width` outputs.
+template <class V, bool fresh, int width>
+inline void add_block(const uint8_t* bytes, const uint8_t* tables, uint8_t* to) {
+  typename V::value sums[width];
+  uint64_t words[width];
+  for (int i = 0; i < width; ++i) {
+    words[i] = weight_word(bytes + i * kBlockBytes);
+    sums[i] = fresh ? V::zero() : V::get(to + i * kLaneBytes);
+  }
+  add_groups<V, width>(tables, words, sums, std::make_integer_sequence<int, kBlockGroups>());
+  for (int i = 0; i < width; ++i) V::put(to + i * kLaneBytes, sums[i]);
+}
+
+// Two outputs at a time: one does not fill the machine, three need more registers than it has.
 template <class V, bool fresh>
-inline void add_blocks(const uint8_t* words, const uint8_t* tables, uint8_t* sums, int64_t outputs) {
+inline void add_blocks(const uint8_t* bytes, const uint8_t* tables, uint8_t* sums,
+                       int64_t outputs) {
   int64_t n = 0;
   for (; n + 2 <= outputs; n += 2) {
-    add_block<V, fresh, 2>(words + n * kBlockBytes, tables, sums + n * kLaneBytes);
+    add_block<V, fresh, 2>(bytes + n * kBlockBytes, tables, sums + n * kLaneBytes);
   }
-  if (n < outputs) add_block<V, fresh, 1>(words + n * kBlockBytes, tables, sums + n * kLaneBytes);
+  if (n < outputs) add_block<V, fresh, 1>(bytes + n * kBlockBytes, tables, sums + n * kLaneBytes);
 }
 
 template <class V>
@@ -164,7 +161,7 @@ inline void add_outputs(const Task& task, int64_t k, bool fresh, const RowMemory
   else add_blocks<V, false>(words, memory.tables, memory.sums, count);
 }
 
-// Scale, bias, activation and the way out, for 8 rows from `row` on; read(n) gives the sums of output n.
+// Scale, bias, activation and the way out for 8 rows from `row` on; read(n): the sums of output n.
 template <class F, class Read>
 inline void finish_rows(const Task& task, int64_t row, const Read& read) {
   const int64_t rows = task.rows - row < 8 ? task.rows - row : 8;
@@ -194,7 +191,7 @@ inline void exact_task(const Task& task, uint8_t* bytes) {
   finish_rows<F>(task, 0, [&](int64_t n) { return F::get(memory.sums + n * kLaneBytes); });
 }
 
-// INPUT8 -------------------------------------------------------------------------------------------
+// INPUT8 ----------------------------------------------------------------------------------------
 
 // Of each row what it is divided by, and what stands for 1 after that.
 struct ByteRows {

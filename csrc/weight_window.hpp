@@ -32,8 +32,8 @@ inline bool lies_ready(const pb_window& w) {
   return w.stride_c == 1 && padded_height(w) == w.height && padded_width(w) == w.width;
 }
 
-// One line of an image, its channels brought together; some at a time, so that each line of the cache
-// is written once.
+// One line of an image, its channels brought together; some at a time, so that each line of the
+// cache is written once.
 inline void copy_line(const pb_window& w, const float* from, float* to) {
   constexpr int64_t at_once = 16;
   for (int64_t first = 0; first < w.channels; first += at_once) {

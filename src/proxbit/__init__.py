@@ -21,6 +21,7 @@ from proxbit.convert import (
 )
 from proxbit.diagnosis import diagnose
 from proxbit.engine import KernelWarning, load, pack, save, summary
+from proxbit.exporting import export_onnx
 from proxbit.hardening import harden, hardened, recalibrate, sharpen
 from proxbit.hooks import attach
 from proxbit.methods import METHODS, PAPER, Method, Rule, find_method
@@ -76,6 +77,7 @@ __all__ = [
     "diagnose",
     "ede",
     "ede_plus",
+    "export_onnx",
     "find_method",
     "from_derivative",
     "from_transform",

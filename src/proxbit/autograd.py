@@ -11,48 +11,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxbit import maps
+from proxbit import fused, maps
 from proxbit.maps import Strength
 from proxbit.pairs import Pair
 
 
 class Bind(torch.autograd.Function):
-    """Let ``q`` stand for ``w``: forward gives q, backward gives w the gradient g B(w / unit) k."""
+    """Let ``q`` stand for ``w``: its gradient g goes to w as g B(v) k, with v = (w - shift) / unit.
+
+    The shift gets the opposite, summed over all that share it.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
         w: Tensor, q: Tensor, strength: Strength, unit: Tensor | None, factor: Tensor | None,
-        pair: Pair,
+        shift: Tensor | None, pair: Pair,
     ) -> Tensor:  # fmt: skip
         """Q itself."""
         return q.view_as(q)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep w, not B(w): the weight lives anyway, its multiplier would be a copy more."""
-        w, _, strength, unit, factor, pair = inputs
+        """Keep w, not v or B(v): the weight lives anyway, they would be copies more."""
+        w, _, strength, unit, factor, shift, pair = inputs
         ctx.pair = pair
         if pair.backward is maps.one:
             w = strength = unit = None  # nothing of them is needed
-        ctx.save_for_backward(w, strength, unit, factor)
+        ctx.save_for_backward(w, strength, unit, factor, shift)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """B times g."""
         (g,) = grads
-        w, strength, unit, factor = ctx.saved_tensors
+        w, strength, unit, factor, shift = ctx.saved_tensors
         if w is not None:
-            g = g * ctx.pair.backward(measure(w, unit), strength)
-        if factor is not None:
+            g = _pull(ctx.pair, w, g, strength, unit, factor, shift)
+        elif factor is not None:
             g = g * factor
-        return g, None, None, None, None, None
+        opposite = None
+        if shift is not None and ctx.needs_input_grad[5]:
+            opposite = -g.sum_to_size(shift.shape)
+        return g, None, None, None, None, opposite, None
 
 
-def measure(w: Tensor, unit: Tensor | None) -> Tensor:
-    """The weight in its unit: what a pair sees."""
-    return w if unit is None else w / unit
+def _pull(
+    pair: Pair, w: Tensor, g: Tensor, strength: Tensor, unit: Tensor | None,
+    factor: Tensor | None, shift: Tensor | None,
+) -> Tensor:  # fmt: skip
+    if not torch.is_grad_enabled():  # a second derivative needs torch's own operators
+        once = fused.pull(pair.backward, w, g, strength, unit, factor, shift)
+        if once is not None:
+            return once
+    g = g * pair.backward(measure(w, unit, shift), strength)
+    return g if factor is None else g * factor
+
+
+def measure(w: Tensor, unit: Tensor | None, shift: Tensor | None = None) -> Tensor:
+    """The weight from its shift on, in its unit: what a pair sees."""
+    v = w if shift is None else w - shift
+    return v if unit is None else v / unit
 
 
 def quantize(w: Tensor, strength: Strength, pair: Pair) -> Tensor:
@@ -70,7 +89,8 @@ def quantize(w: Tensor, strength: Strength, pair: Pair) -> Tensor:
     # Two 0-d tensors promote each other; a strength must never widen the weight.
     dtype = torch.float32 if w.dim() else w.dtype
     strength = torch.as_tensor(strength, device=w.device).to(dtype)
-    return bind(w, pair.forward(w.detach(), strength), strength, pair)
+    q = fused.forward(pair.forward, w, strength)
+    return bind(w, pair.forward(w.detach(), strength) if q is None else q, strength, pair)
 
 
 def bind(
@@ -80,6 +100,7 @@ def bind(
     pair: Pair,
     unit: Tensor | None = None,
     factor: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor:
-    """``q`` with the gradient of ``w`` set to g B(w / unit), times ``factor`` if given."""
-    return Bind.apply(w, q, strength, unit, factor, pair)
+    """``q`` with the gradient of ``w`` set to g B((w - shift) / unit) factor, as far as given."""
+    return Bind.apply(w, q, strength, unit, factor, shift, pair)

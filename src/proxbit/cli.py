@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from proxbit import cli_train
+from proxbit import cli_engine, cli_train
 from proxbit._version import __version__
 from proxbit.cli_errors import fail
 from proxbit.methods import METHODS, Method, find_method
@@ -18,7 +18,7 @@ from proxbit.theory import check as check_pair
 from proxbit.theory import formulas, pictures, repair
 
 app = typer.Typer(
-    help="One-bit neural networks: train them, measure them hard, check their pairs.",
+    help="One-bit neural networks: train them, pack them, run them, check their pairs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -162,6 +162,10 @@ def _range(text: str) -> float | tuple[float, float]:
 app.command()(cli_train.with_options(cli_train.train))
 app.command()(cli_train.evaluate)
 app.command()(cli_train.show)
+app.command()(cli_engine.pack)
+app.command()(cli_engine.inspect)
+app.command()(cli_engine.run)
+app.command()(cli_engine.bench)
 app.command()(cli_train.demo)
 
 

@@ -1,44 +1,66 @@
-"""The main job on the embedded images: train in float, give it one-bit weights, compare."""
+"""The main job on the embedded images: train in float, give it one-bit weights, compare, pack."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from proxbit.engine.file import read
+from proxbit.packed_files import float_network
+from proxbit.packed_runs import PackedRun, pack_run
+from proxbit.packed_speed import Speed, measure
 from proxbit.train.config import Config
 from proxbit.train.display import Display
 from proxbit.train.fitting import open_run
 
-METHODS = ("bc", "bnn+", "bnn++")
+METHODS = (("bc", "BW"), ("bnn+", "BW"), ("bnn++", "BW"), ("bnn++", "BWA"))
+PACKED = METHODS[-2:]
 FLOAT = Config(method="fp", epochs=5, rate=1e-2, warmup=0.2, optimizer="adam")
 BINARY = Config(epochs=3, rate=3e-3, optimizer="adam")
 QUICK: dict[str, Any] = {"limit": 3, "epochs": 2, "recalibrate": 2}
-COLUMNS = ("float", "soft", "hard\nat once", "hard\nat the end", "bytes\nfloat", "bytes\npacked",
-           "seconds")  # fmt: skip
+IMAGE = (1, 1, 28, 28)
+COLUMNS = ("float", "soft", "hard\nat once", "hard\nat the end", "seconds")
+PACKED_COLUMNS = ("bytes\nfloat", "bytes\nof the file", "times\nsmaller", "same\ndecisions",
+                  "largest\ndifference", "ms\nfloat", "ms\npacked", "times\nfaster")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """One network after packing."""
+
+    name: str
+    done: PackedRun
+    images: int
+    speed: Speed
 
 
 def demo(console: Console, quick: bool = False) -> None:
-    """Print one table; everything in it but the seconds follows from seed and thread count."""
+    """Print two tables; all but the times follows from seed and thread count."""
     start, changes = time.perf_counter(), QUICK if quick else {}
-    with tempfile.TemporaryDirectory() as folder, Display(console) as display:
-        console.print("A float ResNet-8 on 8,000 images of clothes, then one bit per weight.")
-        base = _train(replace(FLOAT, **changes), Path(folder) / "float", display)
-        results = [
-            _train(
-                replace(BINARY, method=method, weights=str(Path(folder) / "float"), **changes),
-                Path(folder) / method,
-                display,
-            )
-            for method in METHODS
-        ]
-    console.print(_table(results, base))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Display(console) as display:
+            console.print("A float ResNet-8 on 8,000 images of clothes, then one bit per weight.")
+            base = _train(replace(FLOAT, **changes), folder / "float", display)
+            given = replace(BINARY, weights=str(folder / "float"), **changes)
+            results = [
+                _train(
+                    replace(given, method=method, task=task), folder / f"{method} {task}", display
+                )
+                for method, task in METHODS
+            ]
+        console.print(_table(results, base))
+        console.print("Now one bit per weight in a file too, which is read again and compared.")
+        ends = [_pack(folder, *each, seconds=0.2 if quick else 2.0) for each in PACKED]
+    console.print(_packed_table(ends))
     spent = time.perf_counter() - start
     console.print(f"Float training took {base['seconds']:.0f} s, all of it {spent:.0f} s.")
 
@@ -52,20 +74,55 @@ def _train(config: Config, out: Path, display: Display) -> dict[str, Any]:
     return trainer.result()
 
 
+def _pack(folder: Path, method: str, task: str, seconds: float) -> _End:
+    """A trained network in a file: does it agree on every test image, how fast is it on one?"""
+    done = pack_run(folder / f"{method} {task}", batches=None)
+    plain = float_network(done.path, read(done.path))
+    image = torch.randn(IMAGE, generator=torch.Generator().manual_seed(0))
+    speed = measure(done.net, plain, image, seconds)
+    return _End(f"{method.upper()} {task}", done, done.agreement.images, speed)
+
+
 def _table(results: list[dict[str, Any]], base: dict[str, Any]) -> Table:
-    """One line per method."""
+    """One line per run."""
     n, share = base["n"], base["hard"]
     noise = 100 * math.sqrt(share * (1 - share) / n)
     table = Table(
         title="ResNet-8 on Fashion-MNIST, one bit per weight",
         caption=f"Accuracy in % of {n:,} test images (±{noise:.1f}), one run, seed {base['seed']}; "
-        "after hardening, the signs stay and the rest trains on.",
+        "after hardening, the signs stay and the rest trains on. BW: binary weights; BWA: and "
+        "binary inputs.",
     )
-    table.add_column("method")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    _head(table, COLUMNS)
     for each in results:
         shares = (f"{100 * each[k]:.2f}" for k in ("float", "soft", "hardened", "hard"))
-        sizes = (f"{each[k]:,}" for k in ("bytes_float", "bytes_packed"))
-        table.add_row(each["method"].upper(), *shares, *sizes, f"{each['seconds']:.0f}")
+        label = f"{each['method'].upper()} {each['task']}"
+        table.add_row(label, *shares, f"{each['seconds']:.0f}")
     return table
+
+
+def _packed_table(ends: list[_End]) -> Table:
+    """One line per file."""
+    speed = ends[0].speed
+    table = Table(
+        title="The same networks, packed",
+        caption="The file beside the hard network it came from: size, decisions on all test images, "
+        "outputs (relative to the largest), and the median time of one image beside float32 torch "
+        f"({speed.threads} thread(s), {speed.kernels} kernels; a network this small gains little).",
+    )
+    _head(table, PACKED_COLUMNS)
+    for end in ends:
+        done, speed = end.done, end.speed
+        held = done.summary.bytes_float
+        table.add_row(
+            end.name, f"{held:,}", f"{done.bytes:,}", f"{held / done.bytes:.1f}",
+            f"{done.agreement.same:,} of\n{end.images:,}", f"{done.agreement.difference:.0e}",
+            f"{speed.float32.median:.2f}", f"{speed.packed.median:.2f}", f"{speed.ratio:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _head(table: Table, columns: tuple[str, ...]) -> None:
+    table.add_column("method")
+    for name in columns:
+        table.add_column(name, justify="right")

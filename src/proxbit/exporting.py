@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 
 from proxbit import maps
 from proxbit.convert import binary_weights
+from proxbit.files import write_atomically
 from proxbit.nn import BinaryProduct, InputQuantizer, WeightQuantizer, WrapAccumulator, cyclic, wrap
 from proxbit.nn.product import Operation
-from proxbit.text import size
+from proxbit.text import few, size
 
 OPSETS = range(18, 24)
 LIMIT = 2**31  # bytes: what one protobuf message can hold
-SHOWN = 3
 BIPOLAR_QUANT = "qonnx.custom_op.general::BipolarQuant"
 
 
@@ -40,7 +40,7 @@ class OnnxFile:
         path: The file.
         bytes: Its size.
         opset: The version of the standard operators in it.
-        inputs: The shape of each input by name; "batch" where any number will do.
+        inputs: The shape of each input by name; "batch" stands for any number.
     """
 
     path: Path
@@ -78,11 +78,10 @@ def export_onnx(
     target = _check_target(path, opset)
     _check_model(model)
     network = _as_constants(model, BIPOLAR if bipolar else STANDARD)
-    proto = _translate(network, example, opset)
+    program = _translate(network, example, opset)
+    proto = program.model_proto
     _forget_sources(proto)
-    inputs = _name_batch(proto.graph)
-    from proxbit.train.checkpoint import write_atomically  # pulls in all of training
-
+    inputs = _name_batch(proto.graph, _fixed(program.exported_program))
     content = proto.SerializeToString(deterministic=True)
     write_atomically(target, content)
     return OnnxFile(target, len(content), opset, inputs)
@@ -163,7 +162,7 @@ class BinaryInputs(nn.Module):
         signs, scale = product.weight_quantizer.split(latent)
         assert scale is not None and isinstance(product.input_quantizer, InputQuantizer)
         self.shape = (-1, *(1 for _ in range(product.trailing)))
-        self.register_buffer("one", torch.ones_like(scale).amax())
+        self.register_buffer("one", scale.new_ones(()))
         self.register_buffer("scale", scale.reshape(self.shape))
         self.weight = ConstantWeight(signs, self.one, dialect)
         self.shift = product.input_quantizer.shift
@@ -215,14 +214,14 @@ def _weight(quantizer: WeightQuantizer, latent: Tensor, dialect: Dialect) -> Con
 
 
 def _translate(network: nn.Module, example: Any, opset: int) -> Any:
-    """The ONNX message of a network."""
+    """The network as PyTorch's exporter translates it."""
     named = example if isinstance(example, dict) else None
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
     with warnings.catch_warnings(), torch.no_grad():
         # PyTorch and onnxscript warn of their own inner workings.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        program = torch.onnx.export(
+        return torch.onnx.export(
             network,
             given if named is None else (),
             kwargs=named,
@@ -231,8 +230,6 @@ def _translate(network: nn.Module, example: Any, opset: int) -> Any:
             dynamo=True,
             verbose=False,
         )
-    assert program is not None
-    return program.model_proto
 
 
 def _free_batch(inputs: Any) -> Any:
@@ -248,21 +245,28 @@ def _free_batch(inputs: Any) -> Any:
 
 
 def _forget_sources(proto: Any) -> None:
-    """Take out the traces of source files: folders of the one who exported, and half the names."""
+    """Take out PyTorch's notes on each node: folders and source lines of the one who exported."""
     graph = proto.graph
-    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
+    values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
+    for part in (proto, graph, *graph.node, *values):
         part.ClearField("metadata_props")
-    for tensor in graph.initializer:
-        tensor.ClearField("metadata_props")
 
 
-def _name_batch(graph: Any) -> dict[str, tuple[int | str, ...]]:
-    """Call the free dimension "batch" wherever it occurs; return the shapes of the inputs."""
+def _fixed(exported: Any) -> dict[str, int]:
+    """The lengths that a model fixed although they were offered as free, by PyTorch's symbol."""
+    ranges = exported.range_constraints.items()
+    return {str(symbol): int(r.lower) for symbol, r in ranges if r.lower == r.upper}
+
+
+def _name_batch(graph: Any, fixed: dict[str, int]) -> dict[str, tuple[int | str, ...]]:
+    """Call free dimensions "batch" and fixed ones by their length; return the inputs' shapes."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
-    free = next((dim.dim_param for dims in shapes.values() for dim in dims if dim.dim_param), None)
+    free = {dim.dim_param for dims in shapes.values() for dim in dims} - {""} - fixed.keys()
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
-            if free and dim.dim_param == free:
+            if dim.dim_param in fixed:
+                dim.dim_value = fixed[dim.dim_param]
+            elif dim.dim_param in free:
                 dim.dim_param = "batch"
     return {k: tuple(d.dim_param or d.dim_value for d in dims) for k, dims in shapes.items()}
 
@@ -286,14 +290,11 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
     soft = [w.name for w in weights if w.quantizer.method.binary and not w.quantizer.hard]
     if soft:
-        more = f" and {len(soft) - SHOWN} more" if len(soft) > SHOWN else ""
-        raise ValueError(
-            f"this model is not hard ({', '.join(soft[:SHOWN])}{more}): call pb.harden(model) first"
-        )
+        raise ValueError(f"this model is not hard ({few(soft)}): call pb.harden(model) first")
     tensors = [*model.parameters(), *model.buffers()]
     odd = {str(t.dtype) for t in tensors if t.is_floating_point()} - {"torch.float32"}
     if odd:
-        raise ValueError(f"an ONNX file is float32, this model has {min(odd)}: call model.float()")
+        raise ValueError(f"ONNX files are float32, this model has {min(odd)}: call model.float()")
     total = sum(t.numel() * t.element_size() for t in tensors)
     if total >= LIMIT:
         raise ValueError(f"an ONNX file is below {size(LIMIT)}, this model has {size(total)}")

@@ -1,7 +1,8 @@
 """Packed networks: one bit per weight on disk and in memory, and kernels that compute on bits."""
 
 from proxbit.engine.kernels import KernelWarning, isa
-from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLayer, PackedLinear
+from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLinear
+from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packing import pack
 from proxbit.engine.storing import load, save
 from proxbit.engine.summary import Part, Summary, summary

@@ -26,12 +26,14 @@ class Window(NamedTuple):
     def out_size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of the output."""
         top, bottom, left, right = self.padding
-        sizes = (height + top + bottom, width + left + right)
-        found = [
-            (size - d * (k - 1) - 1) // s + 1
-            for size, k, s, d in zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
-        ]
-        return found[0], found[1]
+        spans = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
+        high, wide = height + top + bottom, width + left + right
+        if high < spans[0] or wide < spans[1]:
+            raise ValueError(
+                f"the window of this layer spans {spans[0]}x{spans[1]} pixels, and the input has "
+                f"{high}x{wide} with its border: give larger images"
+            )
+        return (high - spans[0]) // self.stride[0] + 1, (wide - spans[1]) // self.stride[1] + 1
 
 
 class Form(NamedTuple):
@@ -47,6 +49,7 @@ class Form(NamedTuple):
         pad_bit: What lies outside a binary image: 1 for +1, 0 for -1.
         precision: EXACT, or INPUT8 for float inputs rounded to 8 bits.
         taps: Positions of the window, 1 for a linear layer.
+        activation: What follows scale and bias: 0 nothing, 1 ReLU, 2 GELU, 3 Hardtanh.
     """
 
     outputs: int
@@ -58,6 +61,7 @@ class Form(NamedTuple):
     pad_bit: int = 1
     precision: int = EXACT
     taps: int = 1
+    activation: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -92,11 +96,21 @@ class Kernel:
     """One packed product, ready to be called: it owns what the C structure points to."""
 
     def __init__(
-        self, form: Form, laid: Tensor, scale: Tensor, bias: Tensor | None, shift: Tensor | None
+        self,
+        form: Form,
+        laid: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        shift: Tensor | None,
+        bounds: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> None:
-        """Fill the structure; every tensor is float32 (``laid``: uint8), contiguous, on the CPU."""
+        """Fill the structure; every tensor is contiguous and on the CPU.
+
+        ``laid`` is uint8, scale, bias and shift are float32. With ``bounds`` (int32, int32, uint8)
+        the outputs are bits: ``(low <= sum < high) != flip``.
+        """
         self.form, self.lib = form, kernels.library()
-        self.owned = laid, scale, bias, shift
+        self.owned, self.bounds = (laid, scale, bias, shift), bounds
         self.width = form.outputs * form.groups
         pointers = laid.data_ptr(), scale.data_ptr(), None if bias is None else bias.data_ptr()
         self.shift = None if shift is None else shift.data_ptr()
@@ -104,47 +118,80 @@ class Kernel:
         if form.binary:
             self.layer = kernels.Binary(
                 form.outputs, form.row_bytes, form.products, form.groups, *pointers,
-                form.register_bits, form.slope,
+                form.register_bits, form.slope, 0, *(t.data_ptr() for t in bounds or ()),
             )  # fmt: skip
         else:
             self.layer = kernels.Weight(
-                form.outputs, form.products, form.groups, *pointers, 0, form.precision
+                form.outputs, form.products, form.groups, *pointers, form.activation, form.precision
             )
         self.pointer = ctypes.byref(self.layer)
 
     def linear(self, x: Tensor) -> Tensor:
-        """The product with rows of floats, [rows, products]."""
-        out = torch.empty(x.shape[0], self.width)
-        threads = torch.get_num_threads()
-        if self.form.binary:
-            code = self.lib.pb_binary_linear(
-                self.pointer, x.data_ptr(), x.stride(0), self.shift, None, x.shape[0],
-                out.data_ptr(), None, threads,
-            )  # fmt: skip
-        else:
+        """The product with rows of floats, [rows, products], or of bits, [rows, row_bytes]."""
+        rows, threads = x.shape[0], torch.get_num_threads()
+        if not rows:
+            return self._empty(0)
+        if not self.form.binary:
+            out = torch.empty(rows, self.width)
             code = self.lib.pb_weight_linear(
-                self.pointer, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), threads
+                self.pointer, x.data_ptr(), x.stride(0), rows, out.data_ptr(), threads
+            )
+        else:
+            out = self._empty(rows)
+            code = self.lib.pb_binary_linear(
+                self.pointer, *self._given(x, x.stride(0)), rows, *self._taking(out), threads
             )
         if code:
             kernels.check(code)
         return out
 
     def convolve(self, x: Tensor, window: Window) -> Tensor:
-        """The convolution of images [batch, channels, height, width]; channels last in memory."""
-        batch, channels, height, width = x.shape
-        out = torch.empty(batch, *window.out_size(height, width), self.width)
-        seen = kernels.Window(
-            batch, channels, height, width, *x.stride(), *window.kernel, *window.stride,
-            *window.dilation, *window.padding, self.form.pad_bit,
-        )  # fmt: skip
+        """The convolution of images; the result has its channels last in memory.
+
+        Images are floats [batch, channels, height, width], or bits [batch, height, width, bytes].
+        """
+        seen, sizes = self._window(x, window)
         place, threads = ctypes.byref(seen), torch.get_num_threads()
-        if self.form.binary:
-            code = self.lib.pb_binary_conv(
-                self.pointer, place, x.data_ptr(), self.shift, None, out.data_ptr(), None, threads
-            )
-        else:
+        if not x.shape[0]:
+            code, out = 0, self._empty(*sizes)
+        elif not self.form.binary:
+            out = torch.empty(*sizes, self.width)
             code = self.lib.pb_weight_conv(
                 self.pointer, place, x.data_ptr(), out.data_ptr(), threads
             )
-        kernels.check(code)
-        return out.permute(0, 3, 1, 2)
+        else:
+            out = self._empty(*sizes)
+            code = self.lib.pb_binary_conv(
+                self.pointer, place, *self._given(x), *self._taking(out), threads
+            )
+        if code:
+            kernels.check(code)
+        return out if out.dtype == torch.uint8 else out.permute(0, 3, 1, 2)
+
+    def _empty(self, *sizes: int) -> Tensor:
+        if self.bounds is None:
+            return torch.empty(*sizes, self.width)
+        return torch.empty(*sizes, byte_count(self.width), dtype=torch.uint8)
+
+    def _given(self, x: Tensor, *stride: int) -> tuple[int | None, ...]:
+        """Floats with their thresholds, or bits."""
+        if x.dtype == torch.uint8:
+            return None, *(0 for _ in stride), None, x.data_ptr()
+        return x.data_ptr(), *stride, self.shift, None
+
+    def _taking(self, out: Tensor) -> tuple[int | None, int | None]:
+        return (None, out.data_ptr()) if self.bounds is not None else (out.data_ptr(), None)
+
+    def _window(self, x: Tensor, window: Window) -> tuple[Any, tuple[int, ...]]:
+        if x.dtype == torch.uint8:
+            x = x.contiguous()
+            batch, height, width, _ = x.shape
+            channels, strides = self.form.products // self.form.taps, (0, 0, 0, 0)
+        else:
+            batch, channels, height, width = x.shape
+            strides = x.stride()  # type: ignore[assignment]
+        seen = kernels.Window(
+            batch, channels, height, width, *strides, *window.kernel, *window.stride,
+            *window.dilation, *window.padding, self.form.pad_bit,
+        )  # fmt: skip
+        return seen, (batch, *window.out_size(height, width))

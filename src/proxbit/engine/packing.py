@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.convert import binary_weights
+from proxbit.engine import kernels
 from proxbit.engine.attention import PackedMultiheadAttention, projection_names
 from proxbit.engine.bits import pack_bits
 from proxbit.engine.contents import PackedWeight
 from proxbit.engine.forms import EXACT, INPUT8
-from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLayer, PackedLinear
+from proxbit.engine.fusing import fuse
+from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLinear
+from proxbit.engine.packed import PackedLayer
 from proxbit.engine.routes import choose_routes
 from proxbit.nn import BinaryConv1d, BinaryConv2d, BinaryLinear, BinaryMultiheadAttention
 from proxbit.nn.accumulators import WrapAccumulator
@@ -51,9 +54,18 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
         net = share(model, memo)
     names = dict.fromkeys(w.quantizer.method.name for w in binary_weights(model))
     net._proxbit_method = ", ".join(names)
+    finish(net, example)
+    return net
+
+
+def finish(net: nn.Module, example: Any) -> None:
+    """Choose the faster way of each layer, then let binary layers hand bits to each other."""
     if example is not None:
         choose_routes(net, example)
-    return net
+    if kernels.library() is not None:
+        fuse(net)
+    for _, layer in packed_layers(net):
+        layer.prepare()  # now, not in the middle of a trace or of the first forward
 
 
 def _require_hard(model: nn.Module) -> None:
@@ -115,7 +127,7 @@ def _attention_twin(module: BinaryMultiheadAttention, precision: int) -> nn.Modu
     twin = PackedMultiheadAttention(module, weights, precision)
     inner = packed_twin(module.out_proj, precision)
     if inner is not None:
-        twin.out_proj = inner  # type: ignore[assignment]
+        twin.out_proj = carry_over(module.out_proj, inner)  # type: ignore[assignment]
     return twin
 
 

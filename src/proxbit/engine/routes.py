@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.layers import PackedLayer
+from proxbit.engine.packed import PackedLayer
 from proxbit.probing import run
 
 _SECONDS = 0.03  # spent on each way of a layer
@@ -43,7 +43,7 @@ def choose_routes(net: nn.Module, example: Any) -> None:
 
 def _faster(layer: PackedLayer, x: Tensor) -> str:
     layer.take("bits")
-    if layer.kernel is None:
+    if layer.prepare() is None:
         return "float"
     seconds: dict[str, list[float]] = {"bits": [], "float": []}
     began, rounds = time.perf_counter(), 0

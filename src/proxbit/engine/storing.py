@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,24 @@ from proxbit._version import __version__
 from proxbit.convert import FUSED_PATHS, binary_weights
 from proxbit.engine.attention import PackedMultiheadAttention, projection_names
 from proxbit.engine.bits import pack_bits, unpack_bits
-from proxbit.engine.contents import About, Contents, PackedWeight
+from proxbit.engine.contents import About, Contents, PackedWeight, label
 from proxbit.engine.file import read, write
-from proxbit.engine.layers import PackedLayer
-from proxbit.engine.packing import carry_over, layer_for, packed_layers
-from proxbit.engine.routes import choose_routes
+from proxbit.engine.fusing import Folded
+from proxbit.engine.packed import PackedLayer
+from proxbit.engine.packing import carry_over, finish, layer_for, packed_layers
 from proxbit.models import build
 
 _REPLACEMENTS: dict[str, type[nn.Module]] = {
-    "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
+    kind.__name__.lower(): kind
+    for kind in (
+        nn.Hardtanh, nn.PReLU, nn.Identity, nn.Tanh, nn.Softsign, nn.GELU, nn.SiLU, nn.Hardswish,
+        nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.ReLU, nn.ReLU6,
+    )
+}  # fmt: skip
+# What a file may say of its network, with the largest number that is believed.
+_LARGEST = {
+    "classes": 200_000, "channels": 4096, "image_size": 4096, "patch_size": 512, "width": 4096,
+    "drop_path": 1,
 }  # fmt: skip
 
 
@@ -62,8 +72,9 @@ def contents(net: nn.Module) -> Contents:
     weights = tuple(_weights(net))
     skip = tuple(_own_names(net))
     binary = {w.name for w in weights}
+    folded = [f"{name}." for name, module in net.named_modules() if isinstance(module, Folded)]
     floats = {
-        name: tensor.detach()
+        _unfolded(name, folded): tensor.detach()
         for name, tensor in net.state_dict().items()
         if not name.startswith(skip) and name not in binary
     }
@@ -71,6 +82,14 @@ def contents(net: nn.Module) -> Contents:
         if layer.bias is not None and not _inside_attention(net, name):
             floats[f"{name}.bias"] = layer.bias.detach()
     return Contents(weights, floats, _about(net, weights))
+
+
+def _unfolded(name: str, folded: list[str]) -> str:
+    """The name of a tensor without the wrapper that fusing put around its module."""
+    for prefix in folded:
+        if name.startswith(prefix):
+            return prefix + name.removeprefix(f"{prefix}inner.")
+    return name
 
 
 def _weights(net: nn.Module) -> Iterator[PackedWeight]:
@@ -90,7 +109,7 @@ def _weights(net: nn.Module) -> Iterator[PackedWeight]:
 
 def _own_names(net: nn.Module) -> Iterator[str]:
     """Where packed layers keep their tensors: not a part of the float network's names."""
-    for name, module in net.named_modules():
+    for name, module in net.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
         if isinstance(module, PackedMultiheadAttention):
             yield f"{prefix}projections."
@@ -99,8 +118,8 @@ def _own_names(net: nn.Module) -> Iterator[str]:
 
 
 def _inside_attention(net: nn.Module, name: str) -> bool:
-    owner, _, _ = name.rpartition(".projections.")
-    return bool(owner) and isinstance(net.get_submodule(owner), PackedMultiheadAttention)
+    owner, found, _ = f".{name}".rpartition(".projections.")
+    return bool(found) and isinstance(net.get_submodule(owner[1:]), PackedMultiheadAttention)
 
 
 def _about(net: nn.Module, weights: tuple[PackedWeight, ...]) -> About:
@@ -122,9 +141,22 @@ def _replaced(net: nn.Module) -> Iterator[tuple[str, str]]:
     for name, module in net.named_modules():
         for attribute in module.__dict__.get("_proxbit_undo", {}):
             now = getattr(module, attribute)
-            kinds = [kind for kind, cls in _REPLACEMENTS.items() if type(now) is cls]
-            if kinds:
-                yield f"{name}.{attribute}".lstrip("."), kinds[0]
+            now = now.inner if isinstance(now, Folded) else now
+            if isinstance(now, nn.Module):
+                yield f"{name}.{attribute}".lstrip("."), _kind(now)
+
+
+def _kind(module: nn.Module) -> str:
+    """The word for a module that a file can name."""
+    kind = type(module).__name__.lower()
+    if type(module) is nn.PReLU:
+        return kind
+    if type(module) is not _REPLACEMENTS.get(kind) or repr(module) != repr(type(module)()):
+        raise ValueError(
+            f"binarize put {module} in the place of a ReLU, and a file can only name "
+            f"{', '.join(sorted(_REPLACEMENTS))} with their usual numbers"
+        )
+    return kind
 
 
 def load(path: str | Path, skeleton: nn.Module | None = None, example: Any = None) -> nn.Module:
@@ -141,14 +173,13 @@ def load(path: str | Path, skeleton: nn.Module | None = None, example: Any = Non
         net = rebuild(held, skeleton)
     except ValueError as error:
         raise ValueError(f"cannot load '{path}': {error}") from None
-    if example is not None:
-        choose_routes(net, example)
+    finish(net, example)
     return net
 
 
 def rebuild(held: Contents, skeleton: nn.Module | None = None) -> nn.Module:
     """The packed network that these contents describe."""
-    model = _skeleton(held.about) if skeleton is None else copy.deepcopy(skeleton)
+    model = _skeleton(held) if skeleton is None else copy.deepcopy(skeleton)
     with torch.no_grad():
         _replace_modules(model, held)
         _add_norms(model, held)
@@ -159,16 +190,36 @@ def rebuild(held: Contents, skeleton: nn.Module | None = None) -> nn.Module:
     return model.eval()
 
 
-def _skeleton(about: About) -> nn.Module:
-    if about.architecture is None:
+def _skeleton(held: Contents) -> nn.Module:
+    """The network that the file names; what it says is checked before anything is built."""
+    if held.about.architecture is None:
         raise ValueError(
             "it does not say how to build its network: give the float model, skeleton="
         )
-    options = dict(about.architecture)
-    name = str(options.pop("name"))
-    if ".py" in name:
-        raise ValueError(f"its network comes from {name}, which is not run: give skeleton=")
+    options = dict(held.about.architecture)
+    name = options.pop("name", None)
+    if not isinstance(name, str) or ".py" in name:
+        raise ValueError(f"its network is {name!r}, which is not run: give skeleton=")
+    for key, value in options.items():
+        most = _LARGEST.get(key)
+        if most is None or type(value) not in (int, float) or not 0 <= value <= most:
+            raise ValueError(f"it asks for {key}={value!r} of its network: give skeleton= instead")
+    values = sum(t.numel() for t in held.floats.values())
+    values += sum(math.prod(w.shape) for w in held.weights)
+    wanted = _values_of(name, options)
+    if wanted is not None and wanted > 2 * values:
+        raise ValueError(f"its network {name!r} has {wanted:,} numbers, and it holds {values:,}")
     return build(name, **options)
+
+
+def _values_of(name: str, options: dict[str, Any]) -> int | None:
+    """How many numbers a network holds, without making them; None where that cannot be told."""
+    try:
+        with torch.device("meta"):
+            model = build(name, **options)
+    except Exception:  # not every network can be made without memory
+        return None
+    return sum(t.numel() for t in (*model.parameters(), *model.buffers()))
 
 
 def _add_norms(model: nn.Module, held: Contents) -> None:
@@ -187,6 +238,8 @@ def _replace_modules(model: nn.Module, held: Contents) -> None:
             raise ValueError(f"{name!r} is a {kind!r} there, which this proxbit does not know")
         try:
             parent = model.get_submodule(owner)
+            if not callable(getattr(parent, attribute)):
+                raise AttributeError
         except AttributeError:
             raise ValueError(f"it has a module {name!r}, and the skeleton has none") from None
         slopes = held.floats.get(f"{name}.weight")
@@ -203,7 +256,7 @@ def _with_layers(
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         if isinstance(module, nn.MultiheadAttention):
-            parts = [_label(*part) for part in projection_names(module, prefix)]
+            parts = [label(*part) for part in projection_names(module, prefix)]
             if all(part in left for part in parts):
                 found = [_fitting(model, left.pop(part)) for part in parts]
                 memo[id(module)] = carry_over(module, PackedMultiheadAttention(module, found, 0))
@@ -223,10 +276,6 @@ def _with_layers(
             if isinstance(module, kind) and any(True for _ in packed_layers(module)):
                 setattr(module, name, value)
     return net
-
-
-def _label(name: str, rows: tuple[int, int] | None) -> str:
-    return name if rows is None else f"{name}[{rows[0]}:{rows[1]}]"
 
 
 def _fitting(model: nn.Module, weight: PackedWeight) -> PackedWeight:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from proxbit.engine.contents import PackedWeight
-from proxbit.engine.layers import PackedLayer
+from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packing import packed_layers
 from proxbit.engine.storing import contents
 from proxbit.probing import run
@@ -154,7 +154,9 @@ def _operations(net: nn.Module, example: Any) -> dict[str, int]:
 
     def counter(name: str) -> Any:
         def count(layer: PackedLayer, _: Any, out: torch.Tensor) -> None:
-            counts[name] = counts.get(name, 0) + out.numel() * layer.form.products
+            handed_on = out.dtype == torch.uint8  # bits: the last dim holds the outputs
+            outputs = out.numel() // out.shape[-1] * layer.shape[0] if handed_on else out.numel()
+            counts[name] = counts.get(name, 0) + outputs * layer.form.products
 
         return count
 

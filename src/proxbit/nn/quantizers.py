@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit import maps
+from proxbit import fused, maps
 from proxbit.autograd import bind, measure
 from proxbit.methods import Method, Rule
 from proxbit.pairs import Pair
@@ -63,7 +63,10 @@ class Quantizer(nn.Module):
     def forward_map(self, z: Tensor) -> Tensor:
         """F(z), or its sign while the quantizer is sharp."""
         f = self.pair.forward(z, self.strength)
-        return maps.sign(f) if self.sharp and not self.pair.hard else f
+        return maps.sign(f) if self._sharpens() else f
+
+    def _sharpens(self) -> bool:
+        return self.sharp and not self.pair.hard
 
     def saved(self) -> dict[str, Any]:
         """The state as plain numbers."""
@@ -132,9 +135,9 @@ class WeightQuantizer(Quantizer):
         if self.method.scale.gradient == "full":
             f, scale = self.split(w)
             return f if scale is None else f * scale
-        v, f, unit, scale = self._evaluate(w)
-        q = f if scale is None else f * scale
-        return bind(v, q, self.strength, self.pair, unit, self._factor(unit, scale))
+        q, unit, scale = self._evaluate(w, scaled=True)
+        factor = self._factor(unit, scale)
+        return bind(w, q, self.strength, self.pair, unit, factor, self._shift())
 
     def split(self, w: Tensor) -> tuple[Tensor, Tensor | None]:
         """The same in two parts, F(w / unit) and the scale, for exact sums of +-1 products."""
@@ -143,9 +146,10 @@ class WeightQuantizer(Quantizer):
             return maps.sign(w.detach()), w.detach().abs().amax(dims, keepdim=True)
         if self.looks_through():
             return w, None
-        v, f, unit, scale = self._evaluate(w)
+        f, unit, scale = self._evaluate(w)
         if self.method.scale.gradient == "full":
-            f = bind(v, f, self.strength, self.pair, unit, None if unit is None else 1 / unit)
+            factor = None if unit is None else 1 / unit
+            f = bind(w, f, self.strength, self.pair, unit, factor, self._shift())
             return f, self.method.scale(w, f, unit)
         factor = self._factor(unit, scale)
         if scale is not None:
@@ -153,20 +157,19 @@ class WeightQuantizer(Quantizer):
             # The scale reaches the gradient by itself here, so it is taken out of the factor.
             divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
             factor = 1 / divisor if factor is None else factor / divisor
-        return bind(v, f, self.strength, self.pair, unit, factor), scale
+        return bind(w, f, self.strength, self.pair, unit, factor, self._shift()), scale
 
     def proximal(self, w: Tensor) -> Tensor:
         """The quantized weight whatever the mode, without a gradient."""
         if self.hard:
             return w.detach()
         with torch.no_grad():
-            _, f, _, scale = self._evaluate(w)
-            return f if scale is None else f * scale
+            return self._evaluate(w, scaled=True)[0]
 
     def hardened(self, w: Tensor) -> Tensor:
         """The nearest hard weight to the quantized one: the sign of F, times the matching scale."""
         with torch.no_grad():
-            _, f, _, scale = self._evaluate(w)
+            f, _, scale = self._evaluate(w)
             bits = maps.sign(f)
             if scale is None:
                 return bits
@@ -175,17 +178,28 @@ class WeightQuantizer(Quantizer):
     def units(self, w: Tensor) -> Tensor:
         """The weight as the pair sees it, w / unit, without a gradient."""
         with torch.no_grad():
-            v = w if self.shift is None else w - whole(self.shift)
-            return measure(v, self._unit(w))
+            return measure(w, self._unit(w), self._shift())
 
-    def _evaluate(self, w: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The shifted weight, F of it in its unit, the unit and the scale."""
-        v = w if self.shift is None else w - whole(self.shift)
-        unit = self._unit(w.detach())
-        f = self.forward_map(measure(v.detach(), unit))
-        if self.method.scale.kind == "mean" and self.method.unit == "current":
-            return v, f, unit, unit  # the same mean|w|: measured once
-        return v, f, unit, self.method.scale(w.detach(), f, unit)
+    def _evaluate(
+        self, w: Tensor, scaled: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """F of the shifted weight in its unit, times the scale if ``scaled``; unit and scale."""
+        w, shift, method = w.detach(), self._shift(), self.method
+        shift = None if shift is None else shift.detach()
+        measures = fused.Measures(method.scale, method.unit == "current", self.unit, scaled)
+        once = fused.weigh(self.pair.forward, w, self.strength, shift, self._sharpens(), measures)
+        if once is not None:
+            return once
+        unit = self._unit(w)
+        f = self.forward_map(measure(w, unit, shift))
+        if method.scale.kind == "mean" and method.unit == "current":
+            scale = unit  # the same mean|w|: measured once
+        else:
+            scale = method.scale(w, f, unit)
+        return f if scale is None or not scaled else f * scale, unit, scale
+
+    def _shift(self) -> Tensor | None:
+        return None if self.shift is None else whole(self.shift)
 
     def _unit(self, w: Tensor) -> Tensor | None:
         if self.method.unit == "current":
@@ -234,9 +248,17 @@ class InputQuantizer(Quantizer):
         """F(x), with the gradient multiplied by B(x)."""
         if self.looks_through():
             return x
-        v = x if self.shift is None else x - self.shift
-        q = maps.sign(v.detach()) if self.hard else self.forward_map(v.detach())
-        return bind(v, q, self.strength, self.pair)
+        return bind(x, self._evaluate(x.detach()), self.strength, self.pair, shift=self.shift)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        shift = None if self.shift is None else self.shift.detach()
+        f = maps.sign if self.hard else self.pair.forward
+        sharp = self._sharpens() and not self.hard
+        once = fused.forward(f, x, self.strength, shift, sharp)
+        if once is not None:
+            return once
+        z = measure(x, None, shift)
+        return maps.sign(z) if self.hard else self.forward_map(z)
 
     def extra_repr(self) -> str:
         """The pair."""

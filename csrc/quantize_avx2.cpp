@@ -1,0 +1,8 @@
+// Quantizers in training, compiled for AVX2.
+#include "quantize_loops.hpp"
+
+namespace proxbit {
+
+const QuantizeKernels avx2_quantize = kQuantizeLoops;
+
+}  // namespace proxbit

@@ -1,0 +1,204 @@
+"""``proxbit pack``, ``inspect``, ``run`` and ``bench``: packed networks on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from proxbit.cli_errors import MISTAKE, mistakes
+from proxbit.cli_train import advising
+
+_FILE = Annotated[str, typer.Argument(metavar="FILE", help="What proxbit pack or pb.save wrote.")]
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_SKELETON = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="Makes the float model of a file that cannot say how; your file is executed.",
+    ),
+]
+
+
+def pack(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", help="The file.", show_default="RUN/net.safetensors"),
+    ] = None,
+    float_rest: Annotated[
+        str, typer.Option(help="How what is not binary is stored: float32, or float16 in half.")
+    ] = "float32",
+    tables: Annotated[
+        str, typer.Option(help="int8 stores embeddings and classifiers in a quarter: float, int8.")
+    ] = "float",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="input8 also compares with BW inputs rounded to 8 bits; the file is the same."
+        ),
+    ] = "exact",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Pack the best hard network of a run into one file with one bit per binary weight.
+
+    The file knows its architecture, its classes and its input. It is written, read again, and
+    compared with the network of the run on a batch of test images.
+
+    proxbit pack runs/1
+
+    proxbit pack runs/1 -o small.safetensors --float-rest float16 --tables int8
+    """
+    from proxbit.packed_runs import pack_run
+
+    with mistakes(), advising():
+        done = pack_run(
+            run, out, float_rest=float_rest, tables=tables, precision=precision, force=force
+        )
+    typer.echo(done.summary)
+    typer.echo(f"\nwritten: {done.path}\n{done.size_line}")
+    typer.echo(f"the file beside the run: {done.agreement}")
+    if done.rounded is not None:
+        typer.echo(f"with inputs of 8 bits: {done.rounded}")
+
+
+def inspect(file: _FILE, as_json: _JSON = False) -> None:
+    """Show what a packed file holds: its header, its layers, its true size.
+
+    Nothing in the file is run and its network is not built, so any packed file can be shown.
+    """
+    from proxbit.packed_files import inspect_file
+
+    with mistakes():
+        found = inspect_file(file)
+    typer.echo(json.dumps(found.to_dict()) if as_json else found)
+
+
+def run(
+    file: _FILE,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files.")],
+    top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
+    skeleton: _SKELETON = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Name what is in image files: the classes with the highest scores.
+
+    Images are resized, cut and normalized as the file says, grey or in colour. One that cannot be
+    read is named and the others go on; the exit status is then 2.
+
+    proxbit run net.safetensors shoe.png shirt.jpg
+    """
+    from proxbit.engine.file import read
+    from proxbit.packed_files import packed_network
+    from proxbit.packed_images import InputForm
+
+    with mistakes(), advising():
+        _require_positive(top=top)
+        held = read(file)
+        form = InputForm.of(held.about.input)
+        net = packed_network(file, held, skeleton)
+    unread = 0
+    for image in images:
+        try:
+            _name(net, image, form, held.about.labels, top, as_json)
+        except (ValueError, ImportError) as error:
+            typer.echo(f"proxbit: {' '.join(str(error).split())}", err=True)
+            unread += 1
+    raise typer.Exit(MISTAKE if unread else 0)
+
+
+def _name(
+    net: Any, image: str, form: Any, labels: tuple[str, ...] | None, top: int, as_json: bool
+) -> None:
+    """Print the guesses for one image."""
+    from proxbit.packed_images import read_image, recognize
+
+    guesses = recognize(net, read_image(image, form), labels, top)
+    if as_json:
+        typer.echo(json.dumps({"image": image, "top": [asdict(guess) for guess in guesses]}))
+        return
+    lines = [f"  {100 * guess.share:5.1f} %  {guess.label}" for guess in guesses]
+    typer.echo("\n".join([image, *lines]))
+
+
+def bench(
+    file: _FILE,
+    batch: Annotated[int, typer.Option(help="Images of a forward.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of both networks.", show_default="torch's own")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
+    skeleton: _SKELETON = None,
+    as_json: _JSON = False,
+) -> None:
+    """Time a packed network beside the same one in float32, on this machine.
+
+    The float one has the same hard weights and runs in plain torch. They take turns in a shuffled
+    order, each warmed by a call just before; both are tried with images contiguous and with their
+    channels last, and the better layout of each counts.
+
+    proxbit bench net.safetensors --batch 8 --threads 1
+    """
+    import torch
+
+    from proxbit.engine.file import read
+    from proxbit.packed_files import float_network, packed_network
+    from proxbit.packed_speed import measure
+
+    with mistakes(), advising():
+        _require_positive(batch=batch, threads=1 if threads is None else threads, seconds=seconds)
+        held = read(file)
+        shape = _shape(held.about)
+        packed, plain = (make(file, held, skeleton) for make in (packed_network, float_network))
+        with _threads(threads), _bar() as watch:
+            x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+            found = measure(packed, plain, x, seconds, watch)
+    typer.echo(json.dumps({"file": file} | found.to_dict()) if as_json else found)
+
+
+def _require_positive(**given: float) -> None:
+    for name, value in given.items():
+        if not value > 0:
+            raise ValueError(f"--{name} must be above 0, not {value:g}")
+
+
+def _shape(about: Any) -> tuple[int, int, int]:
+    """The shape of an image: as the file says, or as its architecture was built for."""
+    from proxbit.packed_images import InputForm, input_shape
+
+    built = about.architecture or {}
+    if about.input is None and {"channels", "image_size"} <= built.keys():
+        return input_shape({"shape": [built["channels"], *2 * [built["image_size"]]]})
+    form = InputForm.of(about.input)
+    return form.channels, form.height, form.width
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Compute with so many threads for a while."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, beside what is printed."""
+    console = Console(stderr=True)
+    columns = TextColumn("measuring"), BarColumn(20), TimeRemainingColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

@@ -1,0 +1,160 @@
+"""Fusing: what stands behind a packed layer becomes the last step of its kernel.
+
+With binary inputs, often only a batch norm and an activation stand between two layers, and of the
+result only the sign is used: the first layer hands bits to the second. With float inputs, a batch
+norm is folded into scale and bias, and a known activation follows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from proxbit.engine.layers import PackedConv2d, PackedLinear
+from proxbit.engine.packed import PackedLayer
+
+# Modules that treat every value by itself: what they do to a sum can be tabled.
+_ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU,
+    nn.Hardswish, nn.Softplus,
+)  # fmt: skip
+# Those that treat every channel of an image by itself; behind a linear layer the channels of a
+# batch norm could be any dimension.
+_CHANNELWISE = (nn.BatchNorm2d, nn.PReLU)
+_PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+_ACTIVATIONS = {repr(kind()): code for kind, code in ((nn.ReLU, 1), (nn.GELU, 2), (nn.Hardtanh, 3))}
+
+
+class Folded(nn.Module):
+    """The place of a module that the layer before it computes: it lets everything pass."""
+
+    def __init__(self, inner: nn.Module, layer: PackedLayer) -> None:
+        """Keep the module for its tensors, which a file stores under its name."""
+        super().__init__()
+        self.inner, self.layer = inner, (layer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What comes, goes."""
+        return x
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.layer[0].forget()
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, PackedLayer) or super().is_leaf_module(m, module_qualified_name)
+
+
+def fuse(net: nn.Module) -> int:
+    """Fold into each packed layer what may be folded; how many layers did."""
+    graph = _trace(net)
+    if graph is None:
+        return 0
+    modules = dict(net.named_modules(remove_duplicate=False))
+    calls = Counter(id(modules[str(n.target)]) for n in graph.nodes if n.op == "call_module")
+    fused = 0
+    for node in graph.nodes:
+        if node.op == "call_module" and _is_ready(modules[str(node.target)]):
+            names = list(_chain(node, modules, calls))
+            fused += _fold(net, [(name, modules[name]) for name in names])
+    return fused
+
+
+def _trace(net: nn.Module) -> fx.Graph | None:
+    """The network's graph, or None where its forward cannot be traced."""
+    shared = [*net.parameters(), *net.buffers()]
+    try:
+        return _Tracer().trace(copy.deepcopy(net, {id(t): t for t in shared}))
+    except Exception:  # whatever a user's forward raises on a proxy
+        return None
+
+
+def _is_ready(module: nn.Module) -> bool:
+    kinds = (PackedLinear, PackedConv2d)
+    return isinstance(module, kinds) and module.route == "bits" and not module.after
+
+
+def _chain(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[int]) -> Iterator[str]:
+    """Names of a layer and of what follows it, as long as nothing else looks at what is between."""
+    while node.op == "call_module":
+        module = modules[str(node.target)]
+        if calls[id(module)] != 1 or module._forward_hooks or module._forward_pre_hooks:
+            return
+        yield str(node.target)
+        if len(node.users) != 1:
+            return
+        node = next(iter(node.users))
+
+
+def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]]) -> bool:
+    if not chain:
+        return False
+    first = chain[0][1]
+    assert isinstance(first, PackedLayer)
+    follow = _to_next_layer if first.form.binary else _to_activation
+    folded = follow(first, [module for _, module in chain[1:]])
+    for name, module in chain[1:]:
+        if any(module is each for each in folded):
+            owner, _, attribute = name.rpartition(".")
+            setattr(net.get_submodule(owner), attribute, Folded(module, first))
+    return bool(first.after or first.target)
+
+
+def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
+    """Batch norm and activation behind a layer with float inputs."""
+    folded: list[nn.Module] = []
+    for module in after:
+        if not folded and isinstance(first, PackedConv2d) and _is_fixed_norm(module):
+            folded.append(module)
+        elif repr(module) in _ACTIVATIONS:
+            folded.append(module)
+            break
+        elif not isinstance(module, _PASSING):
+            break
+    if folded:
+        first.finish_with(folded, activation=_ACTIVATIONS.get(repr(folded[-1]), 0))
+    return folded
+
+
+def _to_next_layer(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
+    """All modules up to the next binary layer, if only signs are used of what they give."""
+    image = isinstance(first, PackedConv2d)
+    allowed = (*_ELEMENTWISE, *_PASSING, *(_CHANNELWISE if image else ()))
+    last = next((i for i, module in enumerate(after) if isinstance(module, PackedLayer)), None)
+    if last is None or not _receives(first, after[last]):
+        return []
+    between, target = after[:last], after[last]
+    if any(module.training or not isinstance(module, allowed) for module in between):
+        return []
+    norms = [module for module in between if isinstance(module, nn.BatchNorm2d)]
+    if not all(_is_fixed_norm(norm) for norm in norms):
+        return []
+    folded = [module for module in between if not isinstance(module, _PASSING)]
+    assert isinstance(target, PackedLayer)
+    first.finish_with(folded, target=target)
+    if not first.hands_on_bits():
+        first.finish_with([])
+        return []
+    return folded
+
+
+def _is_fixed_norm(module: nn.Module) -> bool:
+    """Whether a batch norm is the same line for every batch."""
+    norm = isinstance(module, nn.BatchNorm2d) and not module.training
+    return norm and module.running_mean is not None
+
+
+def _receives(first: PackedLayer, last: nn.Module) -> bool:
+    """Whether the bits of one layer are what the other takes."""
+    if type(first) is not type(last) or not isinstance(last, PackedLinear | PackedConv2d):
+        return False
+    if not last.form.binary or last.route != "bits" or first.shape[0] != last.shape[1]:
+        return False
+    zeros = not isinstance(last, PackedConv2d) or last.mode == "zeros"
+    return zeros and first.form.groups == last.form.groups == 1

@@ -1,0 +1,238 @@
+"""What packed layers share: the bits, the scale, and the two ways to compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from proxbit import maps
+from proxbit.engine import kernels, ops
+from proxbit.engine.bits import pack_rows, unpack_bits
+from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
+from proxbit.engine.contents import PackedWeight
+from proxbit.engine.forms import EXACT, Form, Kernel, lay_out
+from proxbit.nn.accumulators import cyclic, wrap
+
+Route = str  # "bits" or "float"
+
+
+class PackedLayer(nn.Module):
+    """A layer whose weight is one bit per value, for inference.
+
+    Where a kernel fits (float32 on the CPU) it computes on the bits; elsewhere torch computes with
+    the unpacked weight, and gives the same sums.
+
+    Attributes:
+        bits: The signs of the weight in row-major order, eight to a byte.
+        scale: One value, or one per output; 1 where the method has none.
+        shift: Thresholds of a binary input per channel; None for 0.
+        route: "bits" for the kernels, "float" for torch with the unpacked weight.
+        after: Modules that this layer computes as well (set by fusing).
+        target: The layer that gets bits from this one (set by fusing), or nothing.
+    """
+
+    bits: Tensor
+    scale: Tensor
+    shift: Tensor | None
+    _kernel: Kernel | None
+    _operands: tuple[Any, ...] | None
+    _dense: Tensor | None
+
+    def __init__(
+        self, weight: PackedWeight, bias: Tensor | None, groups: int = 1, precision: int = EXACT
+    ) -> None:
+        """Take the packed weight; ``bias`` stays the tensor or Parameter that it is."""
+        super().__init__()
+        self.shape, self.task, self.pad_value = weight.shape, weight.task, weight.pad_value
+        self.register_buffer("bits", weight.bits)
+        self.register_buffer("scale", torch.ones(1) if weight.scale is None else weight.scale)
+        self.register_buffer("shift", weight.shift)
+        self.register_parameter("bias", None)
+        if bias is not None:
+            self.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, False)
+        self.form = Form(
+            weight.shape[0] // groups, math.prod(weight.shape[1:]), groups,
+            weight.task != "BW", weight.register_bits, weight.slope,
+            int(weight.pad_value > 0), precision, math.prod(weight.shape[2:]),
+        )  # fmt: skip
+        self.after: tuple[Any, ...] = ()
+        self.target: tuple[PackedLayer, ...] = ()
+        self.route: Route = "bits" if self._fits() else "float"
+        self.forget()
+
+    def _fits(self) -> bool:
+        """Whether there is a kernel: none for a border of zeros, which is a third value."""
+        zeros = self.form.binary and self.pad_value == 0 and self.form.taps > 1
+        return self.form.served and not zeros
+
+    def take(self, route: Route) -> None:
+        """Compute this way from now on; "bits" only where there is a kernel for it."""
+        self.route = route if self._fits() else "float"
+
+    def finish_with(
+        self, after: list[nn.Module], *, activation: int = 0, target: PackedLayer | None = None
+    ) -> None:
+        """Compute these modules too; with a target, hand it bits."""
+        self.after, self.target = tuple(after), () if target is None else (target,)
+        self.form = self.form._replace(activation=activation)
+        self.forget()
+
+    def packed(self, name: str) -> PackedWeight:
+        """The weight as a file holds it, under the name of the float tensor."""
+        form = self.form
+        return PackedWeight(
+            name, self.shape, self.bits, self.scale, None, self.task, form.register_bits,
+            form.slope, self.pad_value, self.shift,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------ on bits
+
+    def prepare(self) -> Kernel | None:
+        """Bind the kernel to this layer's tensors; None where torch must compute."""
+        if self.route != "bits" or self.bits.device.type != "cpu" or kernels.library() is None:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            laid = lay_out(pack_rows(self._rows()), self.form)
+            scale = self._scales().clone()
+            bias = None if self.bias is None else self.bias.detach().float().contiguous()
+            if self.after and not self.form.binary and isinstance(self.after[0], nn.BatchNorm2d):
+                scale, bias = _with_norm(scale, bias, self.after[0])
+            shift = None if self.shift is None else self.shift.float().contiguous()
+            self._kernel = Kernel(self.form, laid, scale, bias, shift, self._bounds())
+            self._operands = self._kernel.owned
+        return self._kernel
+
+    def kernel_for(self, x: Tensor) -> Kernel | None:
+        """The kernel, if it can have this input: floats, or bits from the layer before."""
+        if not (x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.form.binary)):
+            return None
+        if x.device.type != "cpu" or self.route != "bits":
+            return None
+        return self._kernel or self.prepare()
+
+    def traceable(self, x: Tensor) -> bool:
+        """Whether an operator of torch can stand for the kernel in a graph."""
+        ready = self._operands is not None and self.route == "bits"
+        return ready and x.device.type == "cpu" and x.dtype == torch.float32
+
+    def operands(self) -> tuple[Any, ...]:
+        """What the operators of torch take, beside the input."""
+        assert self._operands is not None
+        return (*self._operands, ops.numbers(self.form), self.form.slope)
+
+    def rest(self, out: Tensor) -> Tensor:
+        """What is still to do behind a kernel: its floats lack the folded modules, bits do not."""
+        return self.followed(out) if self.form.binary and out.dtype != torch.uint8 else out
+
+    def _bounds(self) -> Bounds | None:
+        sums = possible_sums(self.form) if self.target else None
+        if sums is None:
+            return None
+        steps = (self.finished, *self.after)
+        dims = len(self.shape) - 2
+        return find_bounds(sums, self.shape[0], dims, steps, self.target[0].shift)
+
+    def hands_on_bits(self) -> bool:
+        """Whether the next layer can get its input as bits; checked before modules are folded."""
+        return self._bounds() is not None
+
+    def _rows(self) -> Tensor:
+        """The signs, one row per output, in the order of the kernels."""
+        signs = unpack_bits(self.bits, self.shape)
+        if len(self.shape) == 2:
+            return signs
+        taps = signs.flatten(2).transpose(1, 2)  # outputs, positions, channels
+        if self.form.binary:  # the channels of each position begin with a new byte
+            taps = functional.pad(taps, (0, -taps.shape[2] % 8), value=-1.0)
+        return taps.flatten(1)
+
+    def _scales(self) -> Tensor:
+        return self.scale.float().expand(self.shape[0]).contiguous()
+
+    # --------------------------------------------------------------------------- with torch
+
+    def dense(self) -> Tensor:
+        """The unpacked weight: +-1 with binary inputs, +-scale with float ones; made once."""
+        if self._dense is None or self._dense.device != self.bits.device:
+            signs = unpack_bits(self.bits, self.shape)
+            if not self.form.binary:
+                signs = signs * self._per_output(self.scale, self.shape[1:])
+            if torch.compiler.is_compiling():
+                return signs
+            self._dense = signs
+        return self._dense
+
+    @property
+    def weight(self) -> Tensor:
+        """The float weight, +-scale, for code that reads it without calling the layer."""
+        factor = self._per_output(self.scale, self.shape[1:]) if self.form.binary else 1.0
+        return self.dense() * factor
+
+    def by_torch(self, x: Tensor, op: Callable[..., Tensor]) -> Tensor:
+        """The same product without kernels; ``op(x, weight, bias)`` multiplies."""
+        if x.dtype == torch.uint8:
+            raise TypeError("this layer got bits where it computes with floats: give it float32")
+        weight = self.dense()
+        if not self.form.binary:
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return self.followed(op(x, weight.to(x.dtype), bias))
+        above = x if self.shift is None else x - self._per_output(self.shift, self.shape[2:])
+        sums = op(maps.sign(above).float(), weight, None)
+        return self.followed(self.finished(sums).to(x.dtype))
+
+    def finished(self, sums: Tensor) -> Tensor:
+        """From sums of signs to the output: register, scale, bias."""
+        if self.form.register_bits:
+            held = wrap(sums, self.form.register_bits)
+            sums = cyclic(held, self.form.register_bits, self.form.slope)
+        sums = sums * self._per_output(self._scales(), self.shape[2:])
+        return sums if self.bias is None else sums + self._per_output(self.bias, self.shape[2:])
+
+    def followed(self, out: Tensor) -> Tensor:
+        """What the folded modules make of an output."""
+        for module in self.after:
+            out = module(out)
+        return out
+
+    @staticmethod
+    def _per_output(values: Tensor, trailing: tuple[int, ...]) -> Tensor:
+        return values.reshape(-1, *(1 for _ in trailing))
+
+    # ------------------------------------------------------------------- copies and loading
+
+    def forget(self) -> None:
+        """Tensors have changed: what was made of the old ones goes."""
+        self._kernel = self._operands = self._dense = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLayer:
+        self.forget()
+        super()._apply(fn, recurse)
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A kernel points into memory: a copy makes its own."""
+        return self.__dict__ | {"_kernel": None, "_dense": None}
+
+    def extra_repr(self) -> str:
+        """Shape, task and route."""
+        return f"{'x'.join(map(str, self.shape))}, {self.task}, {self.route}"
+
+
+def _with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Scale and bias with a batch norm behind them folded in."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    gain = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        gain = gain * norm.weight.double()
+    shift = (0 if bias is None else bias.double()) - norm.running_mean.double()
+    moved = shift * gain + (0 if norm.bias is None else norm.bias.double())
+    return (scale.double() * gain).float(), moved.float()

@@ -1,0 +1,236 @@
+"""Quantizers in one pass over memory: the C++ kernels behind the pairs of the catalogue.
+
+Each function answers None where torch must serve: without the kernels, for a map they do not know,
+for other tensors than plain float32 ones on a CPU, and under anything that traces, compiles or
+transforms. Then the formulas of :mod:`proxbit.maps` are computed one pass after the other; the two
+agree to a few roundings, and exactly for signs and for all that is piecewise linear.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache, partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit import maps, prox
+from proxbit.kernels import Signatures, check, choice, declare, opened
+from proxbit.pairs import Map
+from proxbit.scales import Scale
+
+# Below this many values a call costs as much as the passes that it saves.
+SMALLEST = 1024
+
+
+class _Quantizer(ctypes.Structure):
+    """``pb_quantizer``: values, and the curve that they go through."""
+
+    _fields_ = (
+        ("rows", c_int64), ("columns", c_int64), ("strength", c_void_p), ("shift", c_void_p),
+        ("shifts", c_int64), ("map", c_int32), ("sharp", c_int32), ("height", c_float),
+    )  # fmt: skip
+
+
+_SIGNATURES: Signatures = {
+    "pb_quantize": (
+        c_int,
+        [POINTER(_Quantizer), c_void_p, *[c_int32] * 4, c_void_p, c_void_p, c_void_p, c_int],
+    ),
+    "pb_pull": (
+        c_int,
+        [POINTER(_Quantizer), c_void_p, c_void_p, *[c_void_p, c_int64] * 2, c_void_p, c_int],
+    ),
+}
+
+_LINE = 1
+_FORWARD = {
+    maps.sign: 0, maps.sign_swish: 2, maps.peaked_swish: 3, maps.poly: 4, maps.soft_sign: 5,
+}  # fmt: skip
+_BACKWARD = {
+    maps.inside: 16, maps.triangle: 17, maps.sign_swish_slope: 18, maps.peaked_swish_slope: 19,
+    maps.poly_slope: 20, maps.soft_sign_slope: 21,
+}  # fmt: skip
+_ONE, _GIVEN, _MEAN = range(3)
+_SCALES = {"none": 0, "unit": 1, "mean": 2, "least_squares": 3}
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How a weight is measured on its way through a pair.
+
+    Attributes:
+        scale: Kind and extent of the scale.
+        current: Whether the unit is mean|w|, measured now, as far as the scale extends.
+        unit: The unit if it was measured before; None for one.
+        scaled: Whether the quantized weight is to be multiplied by the scale.
+    """
+
+    scale: Scale
+    current: bool
+    unit: Tensor | None
+    scaled: bool
+
+
+def forward(
+    f: Map, x: Tensor, strength: Tensor, shift: Tensor | None = None, sharp: bool = False
+) -> Tensor | None:
+    """F(x - shift), or the sign of it; None where torch must serve."""
+    lib, curve = _library(), _curve(f)
+    if curve is None or lib is None or not _ours(x, strength, shift):
+        return None
+    how = _quantizer(x, strength, shift, curve, sharp)
+    if how is None:
+        return None
+    q, threads = torch.empty_like(x), torch.get_num_threads()
+    check(lib.pb_quantize(byref(how), _at(x), _ONE, 0, 0, 0, None, None, _at(q), threads))
+    return q
+
+
+def weigh(
+    f: Map, w: Tensor, strength: Tensor, shift: Tensor | None, sharp: bool, measures: Measures
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """F((w - shift) / unit), scaled if so wished, with the unit and the scale; None: use torch."""
+    lib, curve = _library(), _curve(f)
+    if curve is None or lib is None or not _ours(w, strength, shift, measures.unit):
+        return None
+    how = _quantizer(w, strength, shift, curve, sharp, rows=True)
+    if how is None:
+        return None
+    kind, q, unit, scale = _room(w, measures)
+    check(
+        lib.pb_quantize(
+            byref(how), _at(w), _MEAN if measures.current else _ONE if unit is None else _GIVEN,
+            kind, measures.scale.per == "layer", measures.scaled,
+            _at(unit), _at(scale), _at(q), torch.get_num_threads(),
+        )
+    )  # fmt: skip
+    return q, unit, unit if kind == _SCALES["unit"] else scale
+
+
+def pull(
+    b: Map,
+    w: Tensor,
+    g: Tensor,
+    strength: Tensor,
+    unit: Tensor | None = None,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> Tensor | None:
+    """The gradient g B((w - shift) / unit) factor in one pass; None where torch must serve."""
+    lib, code = _library(), _code(b, _BACKWARD)
+    if code is None or lib is None or not _ours(w, strength, shift, unit, factor):
+        return None
+    rows = any(t is not None and t.numel() > 1 for t in (unit, factor))
+    how = _quantizer(w, strength, shift, (code, 0.0), rows=rows)
+    if how is None or g.shape != w.shape or not _plain(g := g.contiguous()):
+        return None
+    if not all(_fits(t, w, how.rows) for t in (unit, factor)):
+        return None
+    out, (units, factors) = (
+        torch.empty_like(w),
+        (t.numel() if t is not None else 0 for t in (unit, factor)),
+    )
+    check(
+        lib.pb_pull(
+            byref(how), _at(w), _at(g), _at(unit), units, _at(factor), factors, _at(out),
+            torch.get_num_threads(),
+        )
+    )  # fmt: skip
+    return out
+
+
+def _library() -> Any:
+    """The kernels, or None where torch must serve: also while anything but torch itself computes.
+
+    Compilers and tracers would not see a call into C; transforms and modes would be passed by.
+    """
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    return None if torch._C._len_torch_dispatch_stack() else _declared(choice())
+
+
+@cache
+def _declared(choice: str) -> Any:
+    loaded = opened(choice)
+    return loaded if loaded is not None and declare(loaded, _SIGNATURES) else None
+
+
+def _code(f: Map, table: dict[Any, int]) -> int | None:
+    return table.get(f) if isinstance(f, FunctionType) else None
+
+
+def _curve(f: Map) -> tuple[int, float] | None:
+    """The number of a forward map, and the height of the line; None for a map of somebody else."""
+    if not (isinstance(f, partial) and f.func is prox.linear_quantizer):
+        code = _code(f, _FORWARD)
+        return None if code is None else (code, 0.0)
+    varrho = f.keywords.get("varrho", 0.0)
+    if f.args or set(f.keywords) - {"varrho"}:
+        return None
+    if varrho is None:
+        return _LINE, -1.0
+    return (_LINE, float(varrho)) if varrho >= 0 else None
+
+
+def _ours(w: Tensor, *others: Tensor | None) -> bool:
+    """Whether all these tensors are plain, and the first big enough to be worth a call."""
+    return w.numel() >= SMALLEST and all(t is None or _plain(t) for t in (w, *others))
+
+
+def _plain(t: Tensor) -> bool:
+    return (
+        type(t) in (Tensor, nn.Parameter)
+        and t.dtype is torch.float32
+        and t.is_cpu
+        and t.layout is torch.strided
+        and t.is_contiguous()
+    )
+
+
+def _quantizer(
+    w: Tensor, strength: Tensor, shift: Tensor | None, curve: tuple[int, float],
+    sharp: bool = False, rows: bool = False,
+) -> _Quantizer | None:  # fmt: skip
+    """The values as rows, each with one shift; or columns with one each, if shifts come last."""
+    code, height = curve
+    if shift is None:
+        count = w.shape[0] if rows else 1
+        return _Quantizer(count, w.numel() // count, _at(strength), None, 0, code, sharp, height)
+    channels, trailing = shift.numel(), shift.dim() - 1
+    if w.dim() <= trailing or w.shape[-trailing - 1] != channels or shift.shape[0] != channels:
+        return None
+    width = w.shape[-trailing:].numel() if trailing else channels
+    shifts = channels if trailing else 0
+    count = w.numel() // width
+    return _Quantizer(count, width, _at(strength), _at(shift), shifts, code, sharp, height)
+
+
+def _room(w: Tensor, measures: Measures) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
+    """The kind of scale as a number; places for the result, the unit and the scale."""
+    kind, unit = measures.scale.kind, measures.unit
+    shape = (1 if measures.scale.per == "layer" else w.shape[0], *(1 for _ in w.shape[1:]))
+    if measures.current:
+        unit = w.new_empty(shape)
+        kind = "unit" if kind == "mean" else kind  # the same mean|w|: measured once
+    if kind == "unit" and unit is None:
+        kind = "none"
+    scale = w.new_empty(shape) if kind in ("mean", "least_squares") else None
+    return _SCALES[kind], torch.empty_like(w), unit, scale
+
+
+def _fits(values: Tensor | None, w: Tensor, rows: int) -> bool:
+    """Whether there is one value for all, or one for each row."""
+    if values is None or values.numel() == 1:
+        return True
+    return values.numel() == rows and values.shape[0] == w.shape[0] == rows
+
+
+def _at(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()

@@ -1,0 +1,204 @@
+"""Networks of packed files: what a file says of itself, and the packed or float network in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.engine.bits import unpack_bits
+from proxbit.engine.container import read_container
+from proxbit.engine.contents import About, Contents, PackedWeight
+from proxbit.engine.file import read
+from proxbit.engine.header import VERSION
+from proxbit.engine.storing import rebuild
+from proxbit.engine.summary import Part, Summary
+from proxbit.models import build
+from proxbit.text import few, first_line, size
+
+_KINDS = {2: "linear", 3: "conv1d", 4: "conv2d"}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a packed file says of itself, without its network.
+
+    Attributes:
+        path: Where it lies.
+        bytes: Its size, names and header included.
+        about: Architecture, method, task, labels, input and the program that made it.
+        accumulator: Width and slope of the register of BWAA; None for exact sums.
+        summary: Its tensors as they are stored.
+    """
+
+    path: str
+    bytes: int
+    about: About
+    accumulator: tuple[int, float] | None
+    summary: Summary
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the whole file is than the float32 network."""
+        return self.summary.bytes_float / self.bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        sizes = {"format": VERSION, "bytes": self.bytes, "ratio": self.ratio}
+        register = {"accumulator": self.accumulator}
+        return {"file": self.path} | sizes | asdict(self.about) | register | self._tensors()
+
+    def _tensors(self) -> dict[str, Any]:
+        parts = [asdict(part) for part in self.summary.parts]
+        kept = ("name", "kind", "values", "bits", "bytes")
+        return {
+            "bytes_float": self.summary.bytes_float,
+            "layers": [{name: part[name] for name in kept} for part in parts],
+        }
+
+    def __str__(self) -> str:
+        """One line per fact, the tensors, the size."""
+        about, none = self.about, "not in the file"
+        register = "exact sums"
+        if self.accumulator is not None:
+            register = f"{self.accumulator[0]} bits, slope {self.accumulator[1]:g}"
+        labels = none if about.labels is None else f"{len(about.labels)}: {few(about.labels, 5)}"
+        facts = {
+            "file": f"{self.path}, format {VERSION}, {about.made_by or 'maker unknown'}",
+            "architecture": _plain(about.architecture) or none,
+            "replaced": _plain(about.replaced),
+            "method": f"{about.method or none}, {about.task or none}",
+            "accumulator": register,
+            "labels": labels,
+            "input": _plain(about.input) or none,
+        }
+        lines = [f"{name:<13}{fact}" for name, fact in facts.items() if fact]
+        return "\n".join([*lines, "", str(self.summary), self.size_line])
+
+    @property
+    def size_line(self) -> str:
+        """The true size beside the float one."""
+        spent = self.bytes - self.summary.bytes_packed
+        return (
+            f"the file: {self.bytes:,} bytes ({size(spent)} of them names and header), "
+            f"{self.summary.bytes_float:,} as float32: {smaller(self.ratio)}"
+        )
+
+
+def smaller(ratio: float) -> str:
+    """A ratio of sizes in words.
+
+    >>> smaller(13.04), smaller(0.5)
+    ('13.0x smaller', '2.0x larger')
+    """
+    return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+
+
+def _plain(given: dict[str, Any] | None) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in (given or {}).items())
+
+
+def _short(value: Any) -> str:
+    """A value of a header as people read it, numbers to four digits."""
+    if isinstance(value, list):
+        return f"({', '.join(_short(each) for each in value)})"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def inspect_file(path: str | Path) -> Inspection:
+    """Look into a packed file; its network is not built, so it may be an unknown one."""
+    held = read(path)
+    stored = {name: place.stop - place.start for name, place in _places(path).items()}
+    parts = [_binary_part(weight) for weight in held.weights]
+    owners: dict[str, list[str]] = {}
+    for name in held.floats:
+        owners.setdefault(name.rpartition(".")[0], []).append(name)
+    for owner, names in owners.items():
+        values = sum(held.floats[name].numel() for name in names)
+        taken = sum(_stored_bytes(name, stored) for name in names)
+        parts.append(Part(owner, "float", values, 8 * taken / max(1, values), taken))
+    packed = sum(part.bytes for part in parts)
+    binary = sum(4 * math.prod(w.shape) for w in held.weights)
+    summary = Summary(tuple(parts), packed, binary + held.bytes_rest)
+    registers = [(w.register_bits, w.slope) for w in held.weights if w.register_bits]
+    length = Path(path).stat().st_size
+    return Inspection(str(path), length, held.about, next(iter(registers), None), summary)
+
+
+def _places(path: str | Path) -> dict[str, slice]:
+    return read_container(Path(path)).places
+
+
+def _binary_part(w: PackedWeight) -> Part:
+    held = sum(t.nbytes for t in (w.bits, w.scale, w.shift) if t is not None)
+    kind = _KINDS.get(len(w.shape), "other")
+    return Part(w.label.removesuffix(".weight"), kind, math.prod(w.shape), 1, held)
+
+
+def _stored_bytes(name: str, stored: dict[str, int]) -> int:
+    if name in stored:
+        return stored[name]
+    return stored[f"{name}.int8"] + stored[f"{name}.scale"]
+
+
+def packed_network(path: str | Path, held: Contents, skeleton: str | None = None) -> nn.Module:
+    """The packed network of a file, its architecture from the file or from ``skeleton``.
+
+    Args:
+        path: Where it lies, for messages.
+        held: What it holds.
+        skeleton: FILE.py:FUNCTION or a model's name; needed where the file has no architecture.
+    """
+    with _loading(path):
+        return rebuild(held, _skeleton(held.about, skeleton))
+
+
+def float_network(path: str | Path, held: Contents, skeleton: str | None = None) -> nn.Module:
+    """The float architecture of a file with its hard weights, as plain torch computes it."""
+    pieces: dict[str, list[PackedWeight]] = {}
+    for weight in held.weights:
+        pieces.setdefault(weight.name, []).append(weight)
+    dense = {name: _dense(found) for name, found in pieces.items()}
+    with _loading(path):
+        plain = replace(held, weights=(), floats=held.floats | dense)
+        return rebuild(plain, _skeleton(held.about, skeleton))
+
+
+def _dense(pieces: list[PackedWeight]) -> Tensor:
+    """The whole float tensor of the binary weights that are its rows."""
+    rows = []
+    for w in sorted(pieces, key=lambda w: w.rows or (0, 0)):
+        scale = torch.ones(1) if w.scale is None else w.scale
+        rows.append(unpack_bits(w.bits, w.shape) * scale.reshape(-1, *(1 for _ in w.shape[1:])))
+    return torch.cat(rows)
+
+
+def _skeleton(about: About, spec: str | None) -> nn.Module | None:
+    """The float model that was named; None where the file knows how to build its own."""
+    known = dict(about.architecture or {})
+    name = str(known.pop("name", ""))
+    if spec is None:
+        if not name or ".py" in name:
+            source = f"its network comes from {name}" if name else "it has no architecture"
+            raise ValueError(f"{source}: give the float model as --skeleton FILE.py:FUNCTION")
+        return None
+    if ".py" in name:
+        return build(spec, **known)
+    return build(spec, classes=len(about.labels)) if about.labels else build(spec)
+
+
+@contextmanager
+def _loading(path: str | Path) -> Iterator[None]:
+    """What a file asks for can fail in as many ways as there are networks: one sentence for all."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"cannot load '{path}': {error}") from error
+    except Exception as error:
+        raise ValueError(f"cannot load '{path}': {first_line(error)}") from error

@@ -1,0 +1,169 @@
+"""From the folder of a finished run to a packed file, with the proof that both agree."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.convert import restore
+from proxbit.data import ImageSet
+from proxbit.engine import Summary, load, pack, save, summary
+from proxbit.engine.file import TABLES
+from proxbit.engine.header import FLOAT_RESTS
+from proxbit.engine.packing import PRECISIONS
+from proxbit.methods import find_method
+from proxbit.packed_files import smaller
+from proxbit.text import unknown
+from proxbit.train.fitting import load_network, read_result
+from proxbit.train.folder import RunFolder
+from proxbit.train.setup import Job
+
+FILE = "net.safetensors"
+FOLDER_CROP = 0.875  # images of a folder are tested on the middle of a larger one
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the outputs of two networks compare on the same images.
+
+    Attributes:
+        images: How many images.
+        same: How many of them got the same decision.
+        difference: The largest difference of an output, relative to the largest output.
+    """
+
+    images: int
+    same: int
+    difference: float
+
+    def __str__(self) -> str:
+        """One clause."""
+        return (
+            f"the same decision on {self.same:,} of {self.images:,} test images, outputs within "
+            f"{self.difference:.1e} of the largest"
+        )
+
+
+@torch.inference_mode()
+def compare(hard: nn.Module, packed: nn.Module, batches: Iterable[Tensor]) -> Agreement:
+    """Run both networks on the same images."""
+    images = same = 0
+    most = apart = 0.0
+    for x in batches:
+        one, other = hard(x), packed(x)
+        images += len(x)
+        same += int((one.argmax(1) == other.argmax(1)).sum())
+        most, apart = (
+            max(most, float(one.abs().max())),
+            max(apart, float((one - other).abs().max())),
+        )
+    return Agreement(images, same, apart / most if most else apart)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRun:
+    """What packing a run gave.
+
+    Attributes:
+        path: The file.
+        bytes: Its size.
+        net: The packed network, as the file gives it back.
+        summary: What it weighs, layer by layer, and its operations for one image.
+        agreement: The network of the file beside the hard one of the run.
+        rounded: The same with inputs rounded to 8 bits, where that was asked for.
+    """
+
+    path: Path
+    bytes: int
+    net: nn.Module
+    summary: Summary
+    agreement: Agreement
+    rounded: Agreement | None = None
+
+    @property
+    def size_line(self) -> str:
+        """The true size beside the float one."""
+        held = self.summary.bytes_float
+        words = smaller(held / self.bytes)
+        return f"{self.bytes:,} bytes in the file, {held:,} as float32: {words}"
+
+
+def pack_run(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    float_rest: str = "float32",
+    tables: str = "float",
+    precision: str = "exact",
+    force: bool = False,
+    batches: int | None = 1,
+) -> PackedRun:
+    """Pack the best hard network of a finished run, write it, read it again and compare.
+
+    Args:
+        run: Folder of the run.
+        out: The file to write; net.safetensors in the folder of the run by default.
+        float_rest: As for :func:`proxbit.save`.
+        tables: As for :func:`proxbit.save`.
+        precision: As for :func:`proxbit.pack`; it changes no bit of the file.
+        force: Whether an older file may be replaced.
+        batches: How many batches of test images to compare on; None for all.
+    """
+    _require_finished(run)
+    path = Path(run) / FILE if out is None else Path(out)
+    _require_free(RunFolder(run), path, force)
+    given = {"float_rest": float_rest, "tables": tables, "precision": precision}
+    for (what, value), known in zip(given.items(), (FLOAT_RESTS, TABLES, PRECISIONS), strict=True):
+        if value not in known:
+            raise ValueError(unknown(what, value, known))
+    hard, job = load_network(run)
+    images = [
+        x for x, _ in islice(job.loader("test", False, torch.device("cpu")).epoch(0), batches)
+    ]
+    one = images[0][:1]
+    packed = pack(hard, precision=precision)
+    save(
+        packed, path, float_rest=float_rest, tables=tables, labels=job.data.classes,
+        input=input_of(job),
+    )  # fmt: skip
+    net = load(path, restore(copy.deepcopy(hard)), one)
+    rounded = None if precision == "exact" else compare(hard, packed, images)
+    agreement = compare(hard, net, images)
+    return PackedRun(path, path.stat().st_size, net, summary(net, one), agreement, rounded)
+
+
+def _require_finished(run: str | Path) -> None:
+    config = RunFolder(run).options()
+    if not find_method(config.method, config.settings).binary:
+        raise ValueError(f"the run in '{run}' is a float one ({config.method}): it has no bits")
+    if read_result(run) is None:
+        raise ValueError(
+            f"the run in '{run}' is not finished: continue with  proxbit train --resume {run}"
+        )
+
+
+def _require_free(folder: RunFolder, path: Path, force: bool) -> None:
+    own = (folder.config, folder.metrics, folder.last, folder.model, folder.result)
+    if path.resolve() in [each.resolve() for each in own]:
+        raise ValueError(f"'{path}' belongs to the run itself: choose another --out")
+    if path.is_dir():
+        raise ValueError(f"'{path}' is a folder: name a file in it, such as {path / FILE}")
+    if path.exists() and not force:
+        raise ValueError(f"'{path}' exists: choose another --out, or replace it with --force")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder '{path.parent}' to write into: create it")
+
+
+def input_of(job: Job) -> dict[str, Any]:
+    """What the network of a run expects, for the header of its file."""
+    data, side = job.data, job.config.image_size
+    crop = {} if isinstance(data, ImageSet) else {"crop": FOLDER_CROP}
+    form = {"shape": [data.channels, side, side], "mean": list(data.mean), "std": list(data.std)}
+    return form | crop

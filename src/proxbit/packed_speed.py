@@ -1,0 +1,189 @@
+"""How fast a packed network is beside the same one in float32, measured fairly."""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.engine.kernels import isa
+from proxbit.engine.packing import packed_layers
+from proxbit.engine.routes import choose_routes
+from proxbit.report import alike
+from proxbit.text import first_line, table
+
+LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contender.
+
+    Attributes:
+        layout: How its images lie in memory: "contiguous" or "channels last".
+        median: Milliseconds of a forward.
+        best: Those of its fastest one, which other work on the machine disturbs least.
+    """
+
+    layout: str
+    median: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A packed network beside the float one, each in the layout that suits it.
+
+    Attributes:
+        batch: Images of a forward.
+        threads: Threads of both.
+        kernels: What computed on bits: "avx2", "portable" or "torch".
+        rounds: How often each was timed.
+        packed: The packed network.
+        float32: The float one.
+        unpacked: Layers of the packed network that compute with unpacked weights.
+    """
+
+    batch: int
+    threads: int
+    kernels: str
+    rounds: int
+    packed: Timing
+    float32: Timing
+    unpacked: tuple[str, ...]
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster than float, by medians."""
+        return self.float32.median / self.packed.median
+
+    @property
+    def ratio_best(self) -> float:
+        """How many times faster than float, by the fastest forwards."""
+        return self.float32.best / self.packed.best
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self) | {"ratio": self.ratio, "ratio_best": self.ratio_best}
+
+    def __str__(self) -> str:
+        """The two in a table, the verdict, and what computes unpacked."""
+        rows = [
+            (name, f"{each.median:.3f}", f"{each.best:.3f}", each.layout)
+            for name, each in (("packed", self.packed), ("float32", self.float32))
+        ]
+        lines = [
+            f"batch {self.batch}, {self.threads} thread(s), {self.kernels} kernels, "
+            f"{self.rounds} rounds in turns",
+            table(("", "median ms", "best ms", "layout"), rows),
+            f"packed is {faster(self.ratio)} by the medians, {faster(self.ratio_best)} at best",
+        ]
+        if self.unpacked:
+            names = ", ".join(alike(self.unpacked))
+            lines.append(f"compute unpacked, faster here or without a kernel: {names}")
+        return "\n".join(lines)
+
+
+def faster(ratio: float) -> str:
+    """A ratio of times in words.
+
+    >>> faster(2.0), faster(0.5)
+    ('2.0x faster', '2.0x slower')
+    """
+    return f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x slower"
+
+
+def measure(
+    packed: nn.Module,
+    plain: nn.Module,
+    example: Tensor,
+    seconds: float,
+    watch: Callable[[float], object] = lambda share: None,
+) -> Speed:
+    """Time both networks on one batch, in turns.
+
+    Args:
+        packed: What :func:`proxbit.pack` or :func:`proxbit.load` returned; its routes are chosen
+            for this batch.
+        plain: The float network.
+        example: A batch.
+        seconds: How long to go on, at least three rounds.
+        watch: Called after each round with the share that is done.
+    """
+    contenders = {
+        (kind, layout): (net, x)
+        for kind, net in (("packed", packed), ("float32", plain))
+        for layout, net, x in _layouts(net, example)
+    }
+    calls: dict[Any, Callable[[], object]] = {
+        key: partial(net, x) for key, (net, x) in contenders.items()
+    }
+    try:
+        with torch.inference_mode():
+            for (kind, _), (net, x) in contenders.items():
+                if kind == "packed":
+                    choose_routes(net, x)
+            times = race(calls, seconds, watch)
+    except (RuntimeError, ValueError) as error:
+        shape = tuple(example.shape)
+        raise ValueError(
+            f"the network does not take an input of shape {shape}: {first_line(error)}"
+        ) from error
+    best = {kind: _quickest(kind, times) for kind in ("packed", "float32")}
+    chosen = contenders["packed", best["packed"].layout][0]
+    slow = tuple(name for name, layer in packed_layers(chosen) if layer.kernel is None)
+    rounds = len(next(iter(times.values())))
+    return Speed(len(example), torch.get_num_threads(), isa(), rounds, **best, unpacked=slow)
+
+
+def _layouts(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
+    """The network as it is and, for images, a copy with the channels last in memory."""
+    net = net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    found = [("contiguous", net, x.contiguous())]
+    if x.dim() == 4:
+        last = torch.channels_last
+        twin = copy.deepcopy(net).to(memory_format=last)  # type: ignore[call-overload]
+        found.append(("channels last", twin, x.contiguous(memory_format=last)))
+    return found
+
+
+def _quickest(kind: str, times: dict[Any, list[float]]) -> Timing:
+    timings = [
+        Timing(layout, 1e3 * statistics.median(values), 1e3 * min(values))
+        for (one, layout), values in times.items()
+        if one == kind
+    ]
+    return min(timings, key=lambda timing: timing.median)
+
+
+def race(
+    contenders: dict[Any, Callable[[], object]],
+    seconds: float,
+    watch: Callable[[float], object] = lambda share: None,
+) -> dict[Any, list[float]]:
+    """Seconds of each call, round after round: shuffled order, each warmed by a call just before.
+
+    Cold weights of one beside warm ones of the other would fake a factor of up to three.
+    """
+    times: dict[Any, list[float]] = {name: [] for name in contenders}
+    shuffled, order = random.Random(0), list(contenders)
+    began, rounds = time.perf_counter(), 0
+    while rounds < LEAST_ROUNDS or time.perf_counter() - began < seconds:
+        shuffled.shuffle(order)
+        for name in order:
+            contenders[name]()
+            start = time.perf_counter()
+            contenders[name]()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+        spent = (time.perf_counter() - began) / max(seconds, 1e-9)
+        watch(min(1.0, spent, rounds / LEAST_ROUNDS))
+    return times
