@@ -5,34 +5,22 @@
 // low half of the byte, of the second in the high half. One vpshufb looks up 32 outputs. Three lookups
 // add up to at most 12, which fits a half; then
 //     all += s,  high += s >> 4   and at the end   low = all - 16 * high  (mod 256).
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstring>
 
-#include "activation.hpp"
 #include "binary.hpp"
+#include "binary_panel_avx2.hpp"
+#include "binary_signs_avx2.hpp"
 #include "scratch.hpp"
+#include "vector_avx2.hpp"
 
 namespace proxbit {
 namespace {
 
-using Vec = __m256i;
 constexpr int64_t kNibbles = 2 * kStep / 2;  // nibbles that one inner step takes: three
 constexpr int64_t kSafe = 63;                // nibbles until a count of matches could pass 255
 constexpr int64_t kChunk = 4 * kSafe;        // nibbles of a panel that stay in L1 beside the tables
 constexpr int64_t kTableRow = 32;            // bytes of tables per nibble: two pairs of rows
-
-inline Vec load(const void* p) { return _mm256_loadu_si256(static_cast<const Vec*>(p)); }
-inline void store(void* p, Vec v) { _mm256_storeu_si256(static_cast<Vec*>(p), v); }
-inline Vec twice(const void* p) {
-  return _mm256_broadcastsi128_si256(_mm_load_si128(static_cast<const __m128i*>(p)));
-}
-// Small loops over registers: unrolled early, or the compiler keeps their arrays in memory.
-#define UNROLL _Pragma("GCC unroll 8")
-#define INLINE inline __attribute__((always_inline))
-// Keeps the compiler from reordering sums, which would spill them.
-inline void pin(Vec& v) { __asm__ volatile("" : "+x"(v)); }
 
 constexpr int matches4(int a, int w) {
   const int differ = (a ^ w) & 15;
@@ -48,201 +36,6 @@ struct MatchTables {
   }
 };
 constexpr MatchTables tables;
-
-// ---------------------------------------------------------------------------------------- signs
-
-inline unsigned signs8(__m256 x, __m256 edge) {
-  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, edge, _CMP_NLT_UQ)));
-}
-
-void sign_row(const float* x, int64_t columns, const float* threshold, uint8_t* bits,
-              int64_t row_bytes) {
-  const __m256 zero = _mm256_setzero_ps();
-  int64_t k = 0;
-  if (!threshold) {
-    for (; k + 32 <= columns; k += 32) {
-      const uint32_t word = signs8(_mm256_loadu_ps(x + k), zero) | signs8(_mm256_loadu_ps(x + k + 8), zero) << 8 |
-                            signs8(_mm256_loadu_ps(x + k + 16), zero) << 16 |
-                            signs8(_mm256_loadu_ps(x + k + 24), zero) << 24;
-      std::memcpy(bits + k / 8, &word, 4);
-    }
-  }
-  for (; k + 8 <= columns; k += 8) {
-    const __m256 edge = threshold ? _mm256_loadu_ps(threshold + k) : zero;
-    bits[k / 8] = static_cast<uint8_t>(signs8(_mm256_loadu_ps(x + k), edge));
-  }
-  int64_t done = k / 8;
-  if (k < columns) portable_binary.sign_row(x + k, columns - k, threshold ? threshold + k : nullptr, bits + done++, 1);
-  std::memset(bits + done, 0, static_cast<size_t>(row_bytes - done));
-}
-
-// Turns eight bytes of eight bits around their diagonal.
-inline uint64_t transposed8(uint64_t x) {
-  uint64_t t = (x ^ (x >> 7)) & 0x00aa00aa00aa00aaULL;
-  x ^= t ^ (t << 7);
-  t = (x ^ (x >> 14)) & 0x0000cccc0000ccccULL;
-  x ^= t ^ (t << 14);
-  t = (x ^ (x >> 28)) & 0x00000000f0f0f0f0ULL;
-  return x ^ t ^ (t << 28);
-}
-
-void sign_pixels(const float* x, int64_t pixels, int64_t channels, int64_t channel_stride,
-                 const float* threshold, uint8_t* bits, int64_t pixel_bytes) {
-  const int64_t whole = pixels / 8 * 8;
-  for (int64_t c = 0; c < channels; c += 8) {
-    const int64_t height = std::min<int64_t>(8, channels - c);
-    for (int64_t p = 0; p < whole; p += 8) {
-      uint64_t square = 0;
-      for (int64_t i = 0; i < height; ++i) {
-        const __m256 edge = _mm256_set1_ps(threshold ? threshold[c + i] : 0.0f);
-        square |= static_cast<uint64_t>(signs8(_mm256_loadu_ps(x + (c + i) * channel_stride + p), edge)) << (8 * i);
-      }
-      square = transposed8(square);
-      for (int64_t i = 0; i < 8; ++i) bits[(p + i) * pixel_bytes + c / 8] = static_cast<uint8_t>(square >> (8 * i));
-    }
-  }
-  if (whole < pixels)
-    portable_binary.sign_pixels(x + whole, pixels - whole, channels, channel_stride, threshold,
-                                bits + whole * pixel_bytes, pixel_bytes);
-}
-
-// --------------------------------------------------------------------------------------- finish
-
-// What a row becomes: floats, floats behind a register that wraps, or bits.
-enum class Out { values, wrapped, bits };
-
-// `count` values, continued with zeros where a whole panel would reach behind the end.
-template <class T>
-const T* whole_panel(const T* from, int64_t count, T* spare) {
-  if (from && count == kPanel) return from;
-  std::memset(spare, 0, kPanel * sizeof(T));
-  if (from) std::memcpy(spare, from, static_cast<size_t>(count) * sizeof(T));
-  return spare;
-}
-
-// Scale and bias of one panel, or its bounds, and where its columns go.
-template <Out out>
-class Panel {
- public:
-  Panel(const Product& product, int64_t index, const Sink& sink)
-      : width(std::min(kPanel, product.outputs - index * kPanel)),
-        activation_(product.activation),
-        sink_(sink),
-        begin_(index * kPanel),
-        offset_(_mm256_set1_epi32(static_cast<int>(product.offset))) {
-    if constexpr (out == Out::bits) {
-      low_ = whole_panel(product.low + begin_, width, ints_[0]);
-      high_ = whole_panel(product.high + begin_, width, ints_[1]);
-      for (int64_t i = 0; i < width; ++i)
-        flip_[i / 8] |= static_cast<uint8_t>((product.flip[begin_ + i] != 0) << (i % 8));
-    } else {
-      scale_ = whole_panel(product.scale + begin_, width, floats_[0]);
-      bias_ = whole_panel(product.bias ? product.bias + begin_ : nullptr, width, floats_[1]);
-    }
-    if (!product.register_bits) return;
-    shift_ = _mm_cvtsi32_si128(32 - product.register_bits);
-    wraps_ = true;
-    const double half = 1 << (product.register_bits - 1);
-    back_ = _mm256_set1_ps(-product.slope);
-    reach_ = _mm256_set1_ps(static_cast<float>(static_cast<double>(product.slope) * half));
-  }
-
-  // From counts of matches, eight outputs per vector, to one row of the output.
-  template <int Vectors>
-  INLINE void write(int64_t row, const Vec (&matches)[4 * Vectors]) const {
-    if constexpr (out == Out::bits) {
-      write_bits<Vectors>(row, matches);
-    } else {
-      write_values<Vectors>(row, matches);
-    }
-  }
-
-  const int64_t width;
-
- private:
-  INLINE Vec sum(Vec matches) const { return _mm256_sub_epi32(_mm256_add_epi32(matches, matches), offset_); }
-  INLINE Vec wrapped(Vec sum) const { return _mm256_sra_epi32(_mm256_sll_epi32(sum, shift_), shift_); }
-
-  INLINE __m256 cyclic(__m256 m) const {
-    const __m256 line = _mm256_mul_ps(m, back_);
-    const __m256 middle = _mm256_min_ps(m, _mm256_add_ps(line, reach_));
-    return _mm256_max_ps(middle, _mm256_sub_ps(line, reach_));
-  }
-
-  INLINE __m256 value(Vec matches, int i) const {
-    const Vec s = sum(matches);
-    __m256 value = _mm256_cvtepi32_ps(out == Out::wrapped ? wrapped(s) : s);
-    if constexpr (out == Out::wrapped) value = cyclic(value);
-    value = _mm256_mul_ps(value, _mm256_loadu_ps(scale_ + 8 * i));
-    return _mm256_add_ps(value, _mm256_loadu_ps(bias_ + 8 * i));
-  }
-
-  template <int Vectors>
-  INLINE void write_values(int64_t row, const Vec (&matches)[4 * Vectors]) const {
-    float* to = sink_.values + row * sink_.stride + begin_;
-    const bool whole = width == kHalf * Vectors;
-    alignas(32) float spare[kPanel];
-    float* row_out = whole ? to : spare;
-    UNROLL for (int i = 0; i < 4 * Vectors; ++i) _mm256_storeu_ps(row_out + 8 * i, value(matches[i], i));
-    if (activation_) activate<Vectors>(row_out);
-    if (!whole) std::memcpy(to, spare, static_cast<size_t>(width) * sizeof(float));
-  }
-
-  template <int Vectors>
-  void activate(float* row) const {
-    for (int i = 0; i < 4 * Vectors; ++i)
-      _mm256_storeu_ps(row + 8 * i, activated(_mm256_loadu_ps(row + 8 * i), activation_));
-  }
-
-  template <int Vectors>
-  INLINE void write_bits(int64_t row, const Vec (&matches)[4 * Vectors]) const {
-    uint8_t bytes[4 * Vectors];
-    UNROLL for (int i = 0; i < 4 * Vectors; ++i) {
-      Vec s = sum(matches[i]);
-      if (wraps_) s = wrapped(s);
-      const Vec below = _mm256_cmpgt_epi32(load(low_ + 8 * i), s);
-      const Vec inside = _mm256_andnot_si256(below, _mm256_cmpgt_epi32(load(high_ + 8 * i), s));
-      bytes[i] = static_cast<uint8_t>(_mm256_movemask_ps(_mm256_castsi256_ps(inside)) ^ flip_[i]);
-    }
-    const int64_t count = (width + 7) / 8;
-    if (width % 8) bytes[count - 1] &= static_cast<uint8_t>((1 << (width % 8)) - 1);
-    std::memcpy(sink_.bits + row * sink_.stride + begin_ / 8, bytes, static_cast<size_t>(count));
-  }
-
-  alignas(32) float floats_[2][kPanel];
-  alignas(32) int32_t ints_[2][kPanel];
-  const float *scale_ = nullptr, *bias_ = nullptr;
-  const int32_t *low_ = nullptr, *high_ = nullptr;
-  uint8_t flip_[kPanel / 8] = {};
-  int32_t activation_;
-  bool wraps_ = false;
-  const Sink& sink_;
-  int64_t begin_;
-  Vec offset_;
-  __m128i shift_ = _mm_setzero_si128();
-  __m256 back_ = _mm256_setzero_ps(), reach_ = _mm256_setzero_ps();
-};
-
-// Eight counts per vector, in the order of the outputs, from counts in bytes.
-inline void widen_bytes(Vec v, Vec* to) {
-  const Vec mask = _mm256_set1_epi32(0xff);
-  to[0] = _mm256_and_si256(v, mask);
-  to[1] = _mm256_and_si256(_mm256_srli_epi32(v, 8), mask);
-  to[2] = _mm256_and_si256(_mm256_srli_epi32(v, 16), mask);
-  to[3] = _mm256_srli_epi32(v, 24);
-}
-
-// The same from counts in 16 bits: even and odd bytes apart.
-inline void widen_words(Vec even, Vec odd, Vec* to) {
-  const Vec mask = _mm256_set1_epi32(0xffff);
-  to[0] = _mm256_and_si256(even, mask);
-  to[1] = _mm256_and_si256(odd, mask);
-  to[2] = _mm256_srli_epi32(even, 16);
-  to[3] = _mm256_srli_epi32(odd, 16);
-}
-
-inline Vec even_bytes(Vec v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
-inline Vec odd_bytes(Vec v) { return _mm256_srli_epi16(v, 8); }
 
 // ----------------------------------------------------------------------------- four rows at once
 

@@ -65,6 +65,10 @@ void sign_line(const Plan& plan, const float* x, int64_t image, int64_t group, i
   const float* from = x + image * w.stride_n + first * w.stride_c + line * w.stride_h;
   const float* edges = threshold ? threshold + first : nullptr;
   const BinaryKernels& kernels = binary_kernels();
+  if (w.stride_c == 1 && w.stride_w == plan.channels && plan.channels % 8 == 0 && !edges) {
+    kernels.sign_row(from, w.width * plan.channels, nullptr, to, w.width * plan.pixel_bytes);
+    return;
+  }
   if (w.stride_w == 1 && w.stride_c != 1) {
     kernels.sign_pixels(from, w.width, plan.channels, w.stride_c, edges, to, plan.pixel_bytes);
     return;
@@ -104,18 +108,37 @@ void sign_image(const Plan& plan, const Input& input, int64_t image, int64_t gro
   fill_border(plan, to, w.pad_bottom * plan.width);
 }
 
-// The window at one position as a row of bits.
-void window_row(const Plan& plan, const uint8_t* image, int64_t position, uint8_t* to, int64_t padded) {
-  const pb_window& w = plan.w;
-  const int64_t y = position / plan.out_width * w.step_h, x = position % plan.out_width * w.step_w;
-  const int64_t run = w.dilation_w == 1 ? w.kernel_w : 1, bytes = run * plan.pixel_bytes;
-  const uint8_t* end = to + padded;
-  for (int64_t i = 0; i < w.kernel_h; ++i) {
-    const uint8_t* line = image + ((y + i * w.dilation_h) * plan.width + x) * plan.pixel_bytes;
-    for (int64_t j = 0; j < w.kernel_w; j += run, to += bytes)
-      std::memcpy(to, line + j * w.dilation_w * plan.pixel_bytes, static_cast<size_t>(bytes));
+// Copies whole words, so up to seven bytes more: they are overwritten by what follows, and a scratch
+// has room for the last.
+inline void copy_run(uint8_t* to, const uint8_t* from, int64_t bytes) {
+  for (; bytes > 0; bytes -= 8, to += 8, from += 8) {
+    uint64_t word;
+    std::memcpy(&word, from, 8);
+    std::memcpy(to, &word, 8);
   }
-  std::memset(to, 0, static_cast<size_t>(end - to));
+}
+
+// The window at one place as a row of bits.
+void window_row(const Plan& plan, const uint8_t* corner, uint8_t* to, int64_t padded) {
+  const pb_window& w = plan.w;
+  const int64_t run = w.dilation_w == 1 ? w.kernel_w : 1, bytes = run * plan.pixel_bytes;
+  const int64_t line = w.dilation_h * plan.width * plan.pixel_bytes;
+  uint8_t* const end = to + padded;
+  for (int64_t i = 0; i < w.kernel_h; ++i, corner += line)
+    for (int64_t j = 0; j < w.kernel_w; j += run, to += bytes)
+      copy_run(to, corner + j * w.dilation_w * plan.pixel_bytes, bytes);
+  while (to < end) *to++ = 0;
+}
+
+// The windows at `count` positions, in the order of the output.
+void window_rows(const Plan& plan, const uint8_t* image, int64_t first, int64_t count, uint8_t* to,
+                 int64_t padded) {
+  int64_t y = first / plan.out_width, x = first % plan.out_width;
+  for (int64_t r = 0; r < count; ++r, to += padded) {
+    const int64_t pixel = y * plan.w.step_h * plan.width + x * plan.w.step_w;
+    window_row(plan, image + pixel * plan.pixel_bytes, to, padded);
+    if (++x == plan.out_width) x = 0, ++y;
+  }
 }
 
 struct Output {
@@ -129,8 +152,7 @@ void convolve_block(const pb_binary& layer, const Plan& plan, const uint8_t* ima
   static thread_local Scratch scratch;
   const Product product = product_of(layer, group);
   uint8_t* rows = scratch.take<uint8_t>(static_cast<size_t>(count * product.row_bytes));
-  for (int64_t r = 0; r < count; ++r)
-    window_row(plan, image_bits, first + r, rows + r * product.row_bytes, product.row_bytes);
+  window_rows(plan, image_bits, first, count, rows, product.row_bytes);
   const int64_t width = layer.outputs * layer.groups, row = image * plan.positions() + first;
   const Sink sink = sink_at(out.values, out.bits, width, row, group * layer.outputs);
   binary_kernels().multiply(product, rows, count, 0, panels_of(layer.outputs), sink);
