@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench clean sanitize
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -16,6 +16,9 @@ check: $(VENV)/check.done  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UBSan
+	PYTHON=$(BIN)/python tools/sanitize.sh
 
 bench: $(VENV)/bench.done  ## cost of a training step and of the loop, into docs/performance.md
 	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md

@@ -61,6 +61,15 @@ ROUNDS: dict[str, list[Cell]] = {
     "tasks": grid(task=("BWA", "BWAA"), method=("bnn++", "bc", "bnn")),
     "relu": grid(task="BWA", method="bnn++", relu=("keep", "prelu", "identity")),
     "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
+    "tune": [
+        *grid(method="ede+", strength=("0.2:40:log", "1:40:log")),
+        *grid(method="poly+", strength=("0.1:40:log", "1:40:log")),
+        *grid(method="react", rate=1e-3),
+        *grid(method="pc", strength=("0:0.5", "0:2")),
+        *grid(method="bnn+", strength=("1", "2")),
+        *grid(method="bc", scale="layer"),
+        *grid(method="bnn++", scale="layer"),
+    ],
 }
 
 

@@ -20,12 +20,20 @@ def run(*command: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def test_the_quick_demo_shows_every_method() -> None:
+def test_the_quick_demo_shows_every_method_and_packs_the_last_two() -> None:
     done = run("-m", "proxbit", "demo", "--quick")
     assert done.returncode == 0, done.stderr
-    for method in ("BC", "BNN+", "BNN++"):
-        assert f" {method} " in done.stdout
-    assert "seed 0" in done.stdout
+    trained, packed = done.stdout.split("The same networks, packed")
+    for method in ("BC BW", "BNN+ BW", "BNN++ BW", "BNN++ BWA"):
+        assert f" {method} " in trained
+    assert "seed 0" in trained
+    rows = [line.split("│")[1:-1] for line in packed.splitlines() if "BNN++" in line]
+    assert [row[0].strip() for row in rows] == ["BNN++ BW", "BNN++ BWA"]
+    for row in rows:
+        held, written, ratio, other = (float(cell.replace(",", "")) for cell in row[1:5])
+        assert ratio == pytest.approx(held / written, abs=0.05) and ratio > 10
+        assert other <= 2  # of 2,000: a sign may turn where rounding decides it
+        assert min(float(cell) for cell in row[6:8]) > 0
 
 
 @pytest.mark.parametrize(

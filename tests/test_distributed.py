@@ -1,11 +1,11 @@
 """Two processes that share a batch train the network that one process trains on all of it."""
 
-import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,18 +20,7 @@ pytestmark = [
 ]
 
 WORKER = Path(__file__).parent / "workers" / "train.py"
-
-
-def load_worker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("proxbit_test_worker", WORKER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker = load_worker()
+worker = SimpleNamespace(**runpy.run_path(str(WORKER)))
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,13 @@ def test_the_width_of_a_resnet_is_an_option_and_nothing_else_is() -> None:
     assert "unknown option of resnet8 'patch_size'" in refusal("resnet8", patch_size=4)
 
 
+@given(odd=st.lists(st.sampled_from(["patch_size", "drop_path", "depth"]), min_size=1, unique=True))
+def test_all_options_that_a_resnet_does_not_have_are_named(odd: list[str]) -> None:
+    message = refusal("resnet8", width=5, **dict.fromkeys(odd, 4))
+    named = message.split("'")[1].split(", ")
+    assert sorted(named) == sorted(odd)
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_no_weights_come_with_our_models(name: str) -> None:
     message = refusal(name, image_size=28, pretrained=True)

@@ -76,6 +76,7 @@ def test_a_class_makes_a_model_and_options_reach_it(file: Callable[..., str]) ->
     assert "did you mean 'width'" in refusal(build, f"{path}:wide", widht=3)
     assert "unknown option" in refusal(build, f"{path}:wide", pretrained=True)
     assert "unknown option" in refusal(build, f"{path}:wide", patch_size=4)
+    assert "'hight, patch_size': known" in refusal(build, f"{path}:wide", hight=2, patch_size=4)
 
 
 def test_the_trial_takes_no_random_numbers(file: Callable[..., str]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def test_an_option_beside_a_configuration_wins(run, tmp_path):
     config = ["--config", str(run[0] / "config.json")]
     said("train", *config, "--seed", "5", "--epochs", "1", "--out", str(tmp_path / "b"))
     kept = read_config(run[0] / "config.json")
-    assert read_config(tmp_path / "b" / "config.json") == kept.but(seed=5, epochs=1)
+    assert read_config(tmp_path / "b" / "config.json") == replace(kept, seed=5, epochs=1)
 
 
 def test_resume_continues_on_the_command_line(place, run, tmp_path):

@@ -1,8 +1,9 @@
 """Several processes train the network that one process trains: shares, shards, kills, resumes."""
 
-import importlib.util
 import json
 import os
+import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,10 @@ from proxbit.train.team import Team
 from proxbit.train.trainer import Trainer
 
 WORKER = Path(__file__).parent / "workers" / "team.py"
+worker = SimpleNamespace(**runpy.run_path(str(WORKER)))
 needs_processes = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without distributed"
 )
-
-
-def load_worker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("proxbit_test_team", WORKER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker = load_worker()
 CASES, KINDS, STEPS, STOPS = worker.CASES, worker.KINDS, worker.STEPS, worker.STOPS
 finish, interrupt, options = worker.finish, worker.interrupt, worker.options
 
@@ -223,12 +213,36 @@ def test_bf16_is_near_float32_and_is_not_it(kind: str, ranks: Any, alone: Any) -
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_all_processes_meet_a_mistake_together(kind: str, ranks: Any) -> None:
     for seen in ranks:
-        used, diverged, terms, batch = seen[kind, "mistakes"]
+        used, terms, batch = seen[kind, "mistakes"]
         assert used.startswith("ValueError: ") and "is not empty" in used
-        assert diverged.startswith("Diverged: the loss became nan at step 0")
         assert "add logits or labels" in terms
         assert "a batch of 15 cannot be shared by 2" in batch
-    assert "the output of 3 is not finite" in ranks[1][kind, "mistakes"][1]
+
+
+@pytest.mark.slow
+@needs_processes
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_layer_that_diverged_is_named_with_its_rank(kind: str, ranks: Any) -> None:
+    """In every process alike: the first one speaks, and the trouble may be in another."""
+    for seen in ranks:
+        nan, bn, huge, all_alike, broken = seen[kind, "divergences"]
+        began = "Diverged: the loss became nan at step 0, where the output of"
+        assert nan.startswith(f"{began} 3 is not finite on rank 1: try")
+        assert bn.startswith(f"{began} 3 is not finite on rank 1: try")
+        assert re.search(r"at step 0, where the output of 11 reaches \S+ on rank 1: try", huge)
+        assert all_alike.startswith(f"{began} 3 is not finite: try")
+        assert broken.startswith("Diverged: 3.seen on rank 1 was no longer finite after step 4")
+
+
+@pytest.mark.slow
+@needs_processes
+def test_parameters_that_take_no_part_in_the_loss_are_named(ranks: Any) -> None:
+    for seen in ranks:
+        for told in seen["ddp", "idle"]:
+            assert told.startswith("ValueError: 2 of 14 parameters take no part in the loss")
+            assert "(3.extra.weight, 3.extra.bias)" in told
+            assert "take them out of the model or call requires_grad_(False)" in told
+        assert seen["fsdp", "idle"] == ["none", "none"]
 
 
 @pytest.fixture

@@ -145,6 +145,8 @@ MISTAKES = [
     ("--strength=nan", ["nan", "finite"]),
     ("--strength=-1", ["-1", ">= 0"]),
     ("--strength=", ["a strength is"]),
+    ("--patch-size=4", ["unknown option", "'patch_size'", "known: classes, channels"]),
+    ("--drop-path=0.1", ["unknown option", "'drop_path'", "known: classes, channels"]),
     ("--only=blocks.*", ["blocks.*"]),
     ("--skip=blocks.*", ["blocks.*"]),
     ("--terms=logits,hiden", ["'hiden'", "did you mean 'hidden'?"]),
@@ -210,6 +212,8 @@ TOGETHER = [
     (["--pretrain=1", "--pretrain-data=npz:PLACE/none.npz"], "none.npz"),
     (["--weights=PLACE/five.safetensors", "--new-head", "--distill"], "same classes"),
     (["--resume=PLACE", "--out=x"], "leave out --out"),
+    (["--model=resnet8", "--patch-size=4"], "unknown option of resnet8 'patch_size'"),
+    (["--model=resnet8", "--drop-path=0.1"], "unknown option of resnet8 'drop_path'"),
 ]
 
 

@@ -22,6 +22,27 @@ class Bind(torch.autograd.Function):
     The shift gets the opposite, summed over all that share it.
     """
 
+    @staticmethod
+    def forward(
+        ctx: Any, w: Tensor, q: Tensor, strength: Strength, unit: Tensor | None,
+        factor: Tensor | None, shift: Tensor | None, pair: Pair,
+    ) -> Tensor:  # fmt: skip
+        """Q itself."""
+        _keep(ctx, w, strength, unit, factor, shift, pair)
+        return q.view_as(q)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """B times g."""
+        return _gradients(ctx, *grads)
+
+
+class BindTransformed(torch.autograd.Function):
+    """The same for ``torch.func`` and ``torch.compile``, in the form they ask for.
+
+    Anywhere else it would cost 50 us a call: PyTorch reads the signature of ``forward`` each time.
+    """
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -34,26 +55,37 @@ class Bind(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep w, not v or B(v): the weight lives anyway, they would be copies more."""
-        w, _, strength, unit, factor, shift, pair = inputs
-        ctx.pair = pair
-        if pair.backward is maps.one:
-            w = strength = unit = None  # nothing of them is needed
-        ctx.save_for_backward(w, strength, unit, factor, shift)
+        """Keep what the way back needs."""
+        w, _, *others = inputs
+        _keep(ctx, w, *others)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """B times g."""
-        (g,) = grads
-        w, strength, unit, factor, shift = ctx.saved_tensors
-        if w is not None:
-            g = _pull(ctx.pair, w, g, strength, unit, factor, shift)
-        elif factor is not None:
-            g = g * factor
-        opposite = None
-        if shift is not None and ctx.needs_input_grad[5]:
-            opposite = -g.sum_to_size(shift.shape)
-        return g, None, None, None, None, opposite, None
+        return _gradients(ctx, *grads)
+
+
+def _keep(
+    ctx: Any, w: Tensor | None, strength: Strength | None, unit: Tensor | None,
+    factor: Tensor | None, shift: Tensor | None, pair: Pair,
+) -> None:  # fmt: skip
+    """Keep w, not v or B(v): the weight lives anyway, they would be copies more."""
+    ctx.pair = pair
+    if pair.backward is maps.one:
+        w = strength = unit = None  # nothing of them is needed
+    ctx.save_for_backward(w, strength, unit, factor, shift)
+
+
+def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    w, strength, unit, factor, shift = ctx.saved_tensors
+    if w is not None:
+        g = _pull(ctx.pair, w, g, strength, unit, factor, shift)
+    elif factor is not None:
+        g = g * factor
+    opposite = None
+    if shift is not None and ctx.needs_input_grad[5]:
+        opposite = -g.sum_to_size(shift.shape)
+    return g, None, None, None, None, opposite, None
 
 
 def _pull(
@@ -103,4 +135,6 @@ def bind(
     shift: Tensor | None = None,
 ) -> Tensor:
     """``q`` with the gradient of ``w`` set to g B((w - shift) / unit) factor, as far as given."""
-    return Bind.apply(w, q, strength, unit, factor, shift, pair)
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    function = BindTransformed if transformed else Bind
+    return function.apply(w, q, strength, unit, factor, shift, pair)

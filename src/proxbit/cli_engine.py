@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from proxbit.cli_errors import MISTAKE, mistakes
 from proxbit.cli_train import advising
 
+MOST_THREADS = 1024
 _FILE = Annotated[str, typer.Argument(metavar="FILE", help="What proxbit pack or pb.save wrote.")]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SKELETON = Annotated[
@@ -48,8 +49,8 @@ def pack(
 ) -> None:
     """Pack the best hard network of a run into one file with one bit per binary weight.
 
-    The file knows its architecture, its classes and its input. It is written, read again, and
-    compared with the network of the run on a batch of test images.
+    The file knows its architecture, its classes and its input. It is written,
+    read again, and compared with the run's network on a batch of test images.
 
     proxbit pack runs/1
 
@@ -71,7 +72,9 @@ def pack(
 def inspect(file: _FILE, as_json: _JSON = False) -> None:
     """Show what a packed file holds: its header, its layers, its true size.
 
-    Nothing in the file is run and its network is not built, so any packed file can be shown.
+    Nothing in it is run and its network is not built: any packed file will do.
+
+    proxbit inspect net.safetensors --json
     """
     from proxbit.packed_files import inspect_file
 
@@ -89,12 +92,13 @@ def run(
 ) -> None:
     """Name what is in image files: the classes with the highest scores.
 
-    Images are resized, cut and normalized as the file says, grey or in colour. One that cannot be
-    read is named and the others go on; the exit status is then 2.
+    Images are resized, cut and normalized as the file says, in grey or colour.
+    One that cannot be read is named, the others go on, and the status is 2.
 
     proxbit run net.safetensors shoe.png shirt.jpg
     """
     from proxbit.engine.file import read
+    from proxbit.engine.packing import finish
     from proxbit.packed_files import packed_network
     from proxbit.packed_images import InputForm
 
@@ -103,6 +107,7 @@ def run(
         held = read(file)
         form = InputForm.of(held.about.input)
         net = packed_network(file, held, skeleton)
+        finish(net, None)
     unread = 0
     for image in images:
         try:
@@ -139,17 +144,15 @@ def bench(
 ) -> None:
     """Time a packed network beside the same one in float32, on this machine.
 
-    The float one has the same hard weights and runs in plain torch. They take turns in a shuffled
-    order, each warmed by a call just before; both are tried with images contiguous and with their
-    channels last, and the better layout of each counts.
+    The float one has the same hard weights and runs in plain torch. They take
+    turns in a shuffled order, each warmed by a call just before. Both are tried
+    with images contiguous and with their channels last; the better one counts.
 
     proxbit bench net.safetensors --batch 8 --threads 1
     """
-    import torch
-
     from proxbit.engine.file import read
     from proxbit.packed_files import float_network, packed_network
-    from proxbit.packed_speed import measure
+    from proxbit.packed_speed import measure, noise
 
     with mistakes(), advising():
         _require_positive(batch=batch, threads=1 if threads is None else threads, seconds=seconds)
@@ -157,8 +160,7 @@ def bench(
         shape = _shape(held.about)
         packed, plain = (make(file, held, skeleton) for make in (packed_network, float_network))
         with _threads(threads), _bar() as watch:
-            x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
-            found = measure(packed, plain, x, seconds, watch)
+            found = measure(packed, plain, noise(batch, *shape), seconds, watch)
     typer.echo(json.dumps({"file": file} | found.to_dict()) if as_json else found)
 
 
@@ -185,6 +187,8 @@ def _threads(count: int | None) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
+    if count is not None and count > MOST_THREADS:
+        raise ValueError(f"--threads must be at most {MOST_THREADS}, not {count}")
     torch.set_num_threads(before if count is None else count)
     try:
         yield

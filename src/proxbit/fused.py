@@ -23,7 +23,7 @@ from proxbit.kernels import Signatures, check, choice, declare, opened
 from proxbit.pairs import Map
 from proxbit.scales import Scale
 
-# Below this many values a call costs as much as the passes that it saves.
+# Smaller tensors cost microseconds either way: they get torch's bits, those of the formulas.
 SMALLEST = 1024
 
 
@@ -80,8 +80,9 @@ def forward(
     f: Map, x: Tensor, strength: Tensor, shift: Tensor | None = None, sharp: bool = False
 ) -> Tensor | None:
     """F(x - shift), or the sign of it; None where torch must serve."""
-    lib, curve = _library(), _curve(f)
-    if curve is None or lib is None or not _ours(x, strength, shift):
+    lib = _library()
+    curve = None if lib is None else _curve(f)
+    if curve is None or not _ours(x, strength, shift):
         return None
     how = _quantizer(x, strength, shift, curve, sharp)
     if how is None:
@@ -95,20 +96,17 @@ def weigh(
     f: Map, w: Tensor, strength: Tensor, shift: Tensor | None, sharp: bool, measures: Measures
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
     """F((w - shift) / unit), scaled if so wished, with the unit and the scale; None: use torch."""
-    lib, curve = _library(), _curve(f)
-    if curve is None or lib is None or not _ours(w, strength, shift, measures.unit):
+    lib = _library()
+    curve = None if lib is None else _curve(f)
+    if curve is None or not _ours(w, strength, shift, measures.unit):
         return None
     how = _quantizer(w, strength, shift, curve, sharp, rows=True)
-    if how is None:
+    if how is None or w.dim() < 2:
         return None
     kind, q, unit, scale = _room(w, measures)
-    check(
-        lib.pb_quantize(
-            byref(how), _at(w), _MEAN if measures.current else _ONE if unit is None else _GIVEN,
-            kind, measures.scale.per == "layer", measures.scaled,
-            _at(unit), _at(scale), _at(q), torch.get_num_threads(),
-        )
-    )  # fmt: skip
+    choices = _unit_kind(measures), kind, measures.scale.per == "layer", measures.scaled
+    places, threads = (_at(unit), _at(scale), _at(q)), torch.get_num_threads()
+    check(lib.pb_quantize(byref(how), _at(w), *choices, *places, threads))
     return q, unit, unit if kind == _SCALES["unit"] else scale
 
 
@@ -122,25 +120,19 @@ def pull(
     shift: Tensor | None = None,
 ) -> Tensor | None:
     """The gradient g B((w - shift) / unit) factor in one pass; None where torch must serve."""
-    lib, code = _library(), _code(b, _BACKWARD)
-    if code is None or lib is None or not _ours(w, strength, shift, unit, factor):
+    lib = _library()
+    code = None if lib is None else _code(b, _BACKWARD)
+    if code is None or not _ours(w, strength, shift, unit, factor):
         return None
-    rows = any(t is not None and t.numel() > 1 for t in (unit, factor))
-    how = _quantizer(w, strength, shift, (code, 0.0), rows=rows)
+    units, factors = (0 if t is None else t.numel() for t in (unit, factor))
+    how = _quantizer(w, strength, shift, (code, 0.0), rows=max(units, factors) > 1)
     if how is None or g.shape != w.shape or not _plain(g := g.contiguous()):
         return None
-    if not all(_fits(t, w, how.rows) for t in (unit, factor)):
+    if not (_fits(unit, w, how.rows) and _fits(factor, w, how.rows)):
         return None
-    out, (units, factors) = (
-        torch.empty_like(w),
-        (t.numel() if t is not None else 0 for t in (unit, factor)),
-    )
-    check(
-        lib.pb_pull(
-            byref(how), _at(w), _at(g), _at(unit), units, _at(factor), factors, _at(out),
-            torch.get_num_threads(),
-        )
-    )  # fmt: skip
+    out, threads = torch.empty_like(w), torch.get_num_threads()
+    places = _at(unit), units, _at(factor), factors, _at(out)
+    check(lib.pb_pull(byref(how), _at(w), _at(g), *places, threads))
     return out
 
 
@@ -179,9 +171,11 @@ def _curve(f: Map) -> tuple[int, float] | None:
     return (_LINE, float(varrho)) if varrho >= 0 else None
 
 
-def _ours(w: Tensor, *others: Tensor | None) -> bool:
-    """Whether all these tensors are plain, and the first big enough to be worth a call."""
-    return w.numel() >= SMALLEST and all(t is None or _plain(t) for t in (w, *others))
+def _ours(w: Tensor, strength: Tensor, *others: Tensor | None) -> bool:
+    """Whether all tensors are plain, the values enough for a call, and the strength one number."""
+    if w.numel() < SMALLEST or strength.numel() != 1:
+        return False
+    return all(t is None or _plain(t) for t in (w, strength, *others))
 
 
 def _plain(t: Tensor) -> bool:
@@ -189,7 +183,7 @@ def _plain(t: Tensor) -> bool:
         type(t) in (Tensor, nn.Parameter)
         and t.dtype is torch.float32
         and t.is_cpu
-        and t.layout is torch.strided
+        and torch._C._has_storage(t)  # not so in a batch of vmap, or if sparse
         and t.is_contiguous()
     )
 
@@ -223,6 +217,12 @@ def _room(w: Tensor, measures: Measures) -> tuple[int, Tensor, Tensor | None, Te
         kind = "none"
     scale = w.new_empty(shape) if kind in ("mean", "least_squares") else None
     return _SCALES[kind], torch.empty_like(w), unit, scale
+
+
+def _unit_kind(measures: Measures) -> int:
+    if measures.current:
+        return _MEAN
+    return _ONE if measures.unit is None else _GIVEN
 
 
 def _fits(values: Tensor | None, w: Tensor, rows: int) -> bool:

@@ -150,6 +150,8 @@ def _stored_bytes(name: str, stored: dict[str, int]) -> int:
 def packed_network(path: str | Path, held: Contents, skeleton: str | None = None) -> nn.Module:
     """The packed network of a file, its architecture from the file or from ``skeleton``.
 
+    It is left for :func:`proxbit.engine.packing.finish`, which makes it fast for an example.
+
     Args:
         path: Where it lies, for messages.
         held: What it holds.

@@ -74,7 +74,6 @@ class PackedRun:
     Attributes:
         path: The file.
         bytes: Its size.
-        net: The packed network, as the file gives it back.
         summary: What it weighs, layer by layer, and its operations for one image.
         agreement: The network of the file beside the hard one of the run.
         rounded: The same with inputs rounded to 8 bits, where that was asked for.
@@ -82,7 +81,6 @@ class PackedRun:
 
     path: Path
     bytes: int
-    net: nn.Module
     summary: Summary
     agreement: Agreement
     rounded: Agreement | None = None
@@ -136,7 +134,7 @@ def pack_run(
     net = load(path, restore(copy.deepcopy(hard)), one)
     rounded = None if precision == "exact" else compare(hard, packed, images)
     agreement = compare(hard, net, images)
-    return PackedRun(path, path.stat().st_size, net, summary(net, one), agreement, rounded)
+    return PackedRun(path, path.stat().st_size, summary(net, one), agreement, rounded)
 
 
 def _require_finished(run: str | Path) -> None:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.engine.kernels import isa
-from proxbit.engine.packing import packed_layers
-from proxbit.engine.routes import choose_routes
+from proxbit.engine.packing import finish, packed_layers
 from proxbit.report import alike
 from proxbit.text import first_line, table
 
@@ -101,6 +100,16 @@ def faster(ratio: float) -> str:
     return f"{ratio:.1f}x faster" if ratio >= 1 else f"{1 / ratio:.1f}x slower"
 
 
+def noise(*shape: int) -> Tensor:
+    """Images of noise, the same each time."""
+    try:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    except RuntimeError as error:  # far more memory than there is
+        raise ValueError(
+            f"no memory for images of shape {shape}: choose a smaller batch"
+        ) from error
+
+
 def measure(
     packed: nn.Module,
     plain: nn.Module,
@@ -111,8 +120,8 @@ def measure(
     """Time both networks on one batch, in turns.
 
     Args:
-        packed: What :func:`proxbit.pack` or :func:`proxbit.load` returned; its routes are chosen
-            for this batch.
+        packed: What :func:`proxbit.packed_files.packed_network` returned; it is finished here, once
+            for each layout.
         plain: The float network.
         example: A batch.
         seconds: How long to go on, at least three rounds.
@@ -126,11 +135,12 @@ def measure(
     calls: dict[Any, Callable[[], object]] = {
         key: partial(net, x) for key, (net, x) in contenders.items()
     }
+    kernels = isa()  # speaks up where PROXBIT_KERNELS is wrong
     try:
         with torch.inference_mode():
             for (kind, _), (net, x) in contenders.items():
                 if kind == "packed":
-                    choose_routes(net, x)
+                    finish(net, x)
             times = race(calls, seconds, watch)
     except (RuntimeError, ValueError) as error:
         shape = tuple(example.shape)
@@ -139,9 +149,9 @@ def measure(
         ) from error
     best = {kind: _quickest(kind, times) for kind in ("packed", "float32")}
     chosen = contenders["packed", best["packed"].layout][0]
-    slow = tuple(name for name, layer in packed_layers(chosen) if layer.kernel is None)
+    slow = tuple(name for name, layer in packed_layers(chosen) if layer.route == "float")
     rounds = len(next(iter(times.values())))
-    return Speed(len(example), torch.get_num_threads(), isa(), rounds, **best, unpacked=slow)
+    return Speed(len(example), torch.get_num_threads(), kernels, rounds, **best, unpacked=slow)
 
 
 def _layouts(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:

@@ -24,7 +24,7 @@ from proxbit.train.trainer import Trainer
 from proxbit.train.trouble import Diverged, Interrupted
 
 NETWORK = """
-import os, time
+import math, os, time, torch
 from pathlib import Path
 from torch import nn
 
@@ -33,25 +33,54 @@ class Nap(nn.Module):
         time.sleep(float(os.environ.get("NAP", "0")) if self.training else 0)
         return x
 
-class Poison(nn.Module):
+class Here(nn.Module):
+    ranks = ("1",)
     def forward(self, x):
-        return x / 0 if self.training and os.environ.get("RANK") == "1" else x
+        return self.act(x) if self.training and os.environ.get("RANK") in self.ranks else x
+
+class Poison(Here):
+    def act(self, x): return x / 0
+
+class Everywhere(Poison):
+    ranks = ("0", "1")
+
+class Loud(Here):
+    def act(self, x): return x * 1e9
+
+class Silent(Here):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+    def act(self, x):
+        self.seen.fill_(math.nan)
+        return x
+
+class Idle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.extra = nn.Linear(2, 2)
+    def forward(self, x): return x
 
 def group_norm(channels):
     return nn.GroupNorm(2, channels)
 
-def network(classes, middle=nn.Identity, norm=group_norm):
+def network(classes, middle=nn.Identity, norm=group_norm, last=nn.Identity):
     if "PIDS" in os.environ:
         Path(os.environ["PIDS"], os.environ["RANK"]).write_text(str(os.getpid()))
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), norm(8), nn.Hardtanh(), middle(),
         nn.Conv2d(8, 8, 3, padding=1, stride=2), norm(8), nn.Hardtanh(),
-        nn.Flatten(), nn.Linear(72, 20), nn.Hardtanh(), nn.Linear(20, classes),
+        nn.Flatten(), nn.Linear(72, 20), nn.Hardtanh(), nn.Linear(20, classes), last(),
     )
 
 def plain(classes): return network(classes)
 def slow(classes): return network(classes, Nap)
 def poisoned(classes): return network(classes, Poison)
+def poisoned_normed(classes): return network(classes, Poison, nn.BatchNorm2d)
+def poisoned_everywhere(classes): return network(classes, Everywhere)
+def loud(classes): return network(classes, last=Loud)
+def silent(classes): return network(classes, Silent)
+def idle(classes): return network(classes, Idle)
 def normed(classes): return network(classes, norm=nn.BatchNorm2d)
 """
 KINDS = {"ddp": "false", "fsdp": "true"}
@@ -70,15 +99,17 @@ CASES = [  # what only one kind of sharing can break is tried under it alone
     for name in RUNS
     if (kind, name) not in (("ddp", "two stages"), ("fsdp", "shifts"))
 ]
+DIVERGING = ("poisoned", "poisoned_normed", "loud", "poisoned_everywhere", "silent")
 STOPS = {"ddp": 3, "fsdp": 7}  # in the soft and in the frozen phase; the other resumes
 
 
 def options(folder: Path, net: str = "plain", **values: Any) -> Config:
     """Eight steps, the last three frozen."""
-    return Config(
+    base = Config(
         model=f"{folder / 'nets.py'}:{net}", data=f"npz:{folder / 'images.npz'}", batch=16,
         epochs=2, frozen=0.3, optimizer="sgd", rate=0.05, cpu=True,
-    ).but(**values)  # fmt: skip
+    )  # fmt: skip
+    return replace(base, **values)
 
 
 def finish(trainer: Trainer) -> dict[str, Any]:
@@ -153,7 +184,14 @@ def work(folder: Path) -> dict[Any, Any]:
         interrupt(stopped, STOPS[kind], rank=1)
         seen[kind, "resumed"] = finish(resume_run(folder / "one" / kind))
         seen[kind, "mistakes"] = mistakes(folder, kind)
+        seen[kind, "divergences"] = [told(folder, net=name) for name in DIVERGING]
+        seen[kind, "idle"] = [told(folder, net="idle", accumulate=n) for n in (1, 2)]
     return seen
+
+
+def told(folder: Path, **values: Any) -> str:
+    """What this process says of a run that goes wrong."""
+    return mistake(lambda: list(open_run(options(folder, **values))))
 
 
 def mistakes(folder: Path, kind: str) -> list[str]:
@@ -164,7 +202,6 @@ def mistakes(folder: Path, kind: str) -> list[str]:
     )  # fmt: skip
     return [
         mistake(lambda: open_run(options(folder), folder / kind / "bnn++ BW")),
-        mistake(lambda: list(open_run(options(folder, net="poisoned")))),
         mistake(lambda: open_run(blind)),
         mistake(lambda: open_run(options(folder, batch=15))),
     ]

@@ -36,6 +36,7 @@ class Folded(nn.Module):
         """Keep the module for its tensors, which a file stores under its name."""
         super().__init__()
         self.inner, self.layer = inner, (layer,)
+        self.training = inner.training
 
     def forward(self, x: Tensor) -> Tensor:
         """What comes, goes."""

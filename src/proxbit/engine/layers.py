@@ -28,23 +28,29 @@ class PackedLinear(PackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale * (signs . x) + bias; or the bits of the next layer's input, where it is fused."""
-        width = self.shape[1] if x.dtype != torch.uint8 else byte_count(self.shape[1])
+        bits = x.dtype == torch.uint8 and self.sources
+        width = byte_count(self.shape[1]) if bits else self.shape[1]
         if x.dim() == 0 or x.shape[-1] != width:
             raise ValueError(
                 f"this layer takes {self.shape[1]} values in the last dimension, "
                 f"and the input has the shape {tuple(x.shape)}"
             )
         if torch.compiler.is_compiling():
-            if not self.traceable(x):
-                return self.by_torch(x, functional.linear)
-            out = ops.linear(x.detach().reshape(-1, width), *self.operands())
-            return self.rest(out.reshape(*x.shape[:-1], self.shape[0]))
+            return self._traced(x)
         kernel = self.kernel_for(x)
         if kernel is None:
             return self.by_torch(x, functional.linear)
-        rows = x.detach().reshape(-1, width)
+        flat = x.dim() == 2  # every call that is left out counts: a small layer takes microseconds
+        rows = x if flat else x.reshape(-1, width)
         out = kernel.linear(rows if rows.stride(1) == 1 else rows.contiguous())
-        return self.rest(out.reshape(*x.shape[:-1], out.shape[1]))
+        out = out if flat else out.view(*x.shape[:-1], out.shape[1])
+        return self.rest(out) if self.after else out
+
+    def _traced(self, x: Tensor) -> Tensor:
+        if not self.traceable(x):
+            return self.by_torch(x, functional.linear)
+        out = ops.linear(x.detach().reshape(-1, self.shape[1]), *self.operands())
+        return self.rest(out.reshape(*x.shape[:-1], self.shape[0]))
 
 
 class _PackedConv(PackedLayer):
@@ -74,7 +80,7 @@ class _PackedConv(PackedLayer):
         if x.dim() == dims - 1:
             return self.forward(x.unsqueeze(0)).squeeze(0)
         at, channels = (1, self.shape[1] * self.groups)
-        if x.dtype == torch.uint8:
+        if x.dtype == torch.uint8 and self.sources:
             at, channels = -1, byte_count(self.shape[1])
         if x.dim() != dims or x.shape[at] != channels:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class PackedLayer(nn.Module):
         route: "bits" for the kernels, "float" for torch with the unpacked weight.
         after: Modules that this layer computes as well (set by fusing).
         target: The layer that gets bits from this one (set by fusing), or nothing.
+        sources: The layers that this one gets bits from.
     """
 
     bits: Tensor
@@ -62,6 +64,7 @@ class PackedLayer(nn.Module):
         )  # fmt: skip
         self.after: tuple[Any, ...] = ()
         self.target: tuple[PackedLayer, ...] = ()
+        self.sources: tuple[PackedLayer, ...] = ()
         self.route: Route = "bits" if self._fits() else "float"
         self.forget()
 
@@ -72,13 +75,19 @@ class PackedLayer(nn.Module):
 
     def take(self, route: Route) -> None:
         """Compute this way from now on; "bits" only where there is a kernel for it."""
+        if route == "float" and self.sources:
+            raise ValueError("this layer gets bits from the one before it, and so computes on bits")
         self.route = route if self._fits() else "float"
 
     def finish_with(
         self, after: list[nn.Module], *, activation: int = 0, target: PackedLayer | None = None
     ) -> None:
         """Compute these modules too; with a target, hand it bits."""
+        for old in self.target:
+            old.sources = tuple(source for source in old.sources if source is not self)
         self.after, self.target = tuple(after), () if target is None else (target,)
+        if target is not None:
+            target.sources = (*target.sources, self)
         self.form = self.form._replace(activation=activation)
         self.forget()
 
@@ -109,9 +118,9 @@ class PackedLayer(nn.Module):
 
     def kernel_for(self, x: Tensor) -> Kernel | None:
         """The kernel, if it can have this input: floats, or bits from the layer before."""
-        if not (x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.form.binary)):
+        if not (x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.sources)):
             return None
-        if x.device.type != "cpu" or self.route != "bits":
+        if not x.is_cpu or self.route != "bits":
             return None
         return self._kernel or self.prepare()
 
@@ -177,12 +186,16 @@ class PackedLayer(nn.Module):
         """The same product without kernels; ``op(x, weight, bias)`` multiplies."""
         if x.dtype == torch.uint8:
             raise TypeError("this layer got bits where it computes with floats: give it float32")
+        if not x.is_floating_point():
+            raise TypeError(f"this layer takes floats, and the input is {x.dtype}: give it float32")
         weight = self.dense()
         if not self.form.binary:
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return self.followed(op(x, weight.to(x.dtype), bias))
         above = x if self.shift is None else x - self._per_output(self.shift, self.shape[2:])
-        sums = op(maps.sign(above).float(), weight, None)
+        signs = maps.sign(above).float()
+        with _full_precision(x.device.type):
+            sums = op(signs, weight, None)
         return self.followed(self.finished(sums).to(x.dtype))
 
     def finished(self, sums: Tensor) -> Tensor:
@@ -208,6 +221,8 @@ class PackedLayer(nn.Module):
     def forget(self) -> None:
         """Tensors have changed: what was made of the old ones goes."""
         self._kernel = self._operands = self._dense = None
+        for source in self.sources:  # their bounds depend on what this layer takes
+            source.forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLayer:
         self.forget()
@@ -225,6 +240,20 @@ class PackedLayer(nn.Module):
     def extra_repr(self) -> str:
         """Shape, task and route."""
         return f"{'x'.join(map(str, self.shape))}, {self.task}, {self.route}"
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    """Autocast would round sums above 256, which are exact integers in float32."""
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
+
+
+def _exact(op: Callable[..., Tensor], signs: Tensor, weight: Tensor) -> Tensor:
+    """The product in float32 whatever the context: sums below 2^24 are then exact integers."""
+    if signs.is_meta:
+        return op(signs, weight, None)
+    with torch.autocast(signs.device.type, enabled=False):
+        return op(signs, weight, None)
 
 
 def _with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

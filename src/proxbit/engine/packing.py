@@ -18,7 +18,7 @@ from proxbit.engine.forms import EXACT, INPUT8
 from proxbit.engine.fusing import fuse
 from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLinear
 from proxbit.engine.packed import PackedLayer
-from proxbit.engine.routes import choose_routes
+from proxbit.engine.routes import choose_routes, guess_routes, usual_input
 from proxbit.nn import BinaryConv1d, BinaryConv2d, BinaryLinear, BinaryMultiheadAttention
 from proxbit.nn.accumulators import WrapAccumulator
 from proxbit.nn.product import BinaryProduct
@@ -38,7 +38,8 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
     Args:
         model: A binarized model after :func:`proxbit.harden`.
         example: An input (or tuple of inputs, or dict of keywords). With it each layer is timed
-            both ways on this machine and keeps the faster one.
+            both ways on this machine and keeps the faster one; a model of
+            :func:`proxbit.models.build` that knows its image size is timed on one image without it.
         precision: "exact", or "input8" to round the float inputs of BW layers to 8 bits each, which
             is faster and changes a layer's output by about half a percent.
     """
@@ -60,7 +61,10 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
 
 def finish(net: nn.Module, example: Any) -> None:
     """Choose the faster way of each layer, then let binary layers hand bits to each other."""
-    if example is not None:
+    example = usual_input(net) if example is None else example
+    if example is None:
+        guess_routes(net)
+    else:
         choose_routes(net, example)
     if kernels.library() is not None:
         fuse(net)

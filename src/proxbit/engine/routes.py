@@ -14,6 +14,22 @@ from proxbit.probing import run
 
 _SECONDS = 0.03  # spent on each way of a layer
 _MOST = 50
+FEWEST = 24  # products per output below which bits do not pay, as in depthwise convolutions
+
+
+def guess_routes(net: nn.Module) -> None:
+    """Without an input to measure with: only what is sure to lose computes unpacked."""
+    for module in net.modules():
+        if isinstance(module, PackedLayer) and module.form.products < FEWEST:
+            module.take("float")
+
+
+def usual_input(net: Any) -> Tensor | None:
+    """One empty image, where the network is known to take images of one size."""
+    known = getattr(net, "_proxbit_architecture", None) or {}
+    if not isinstance(known.get("image_size"), int):
+        return None
+    return torch.zeros(1, known.get("channels", 3), known["image_size"], known["image_size"])
 
 
 def choose_routes(net: nn.Module, example: Any) -> None:

@@ -33,7 +33,7 @@ _REPLACEMENTS: dict[str, type[nn.Module]] = {
 # What a file may say of its network, with the largest number that is believed.
 _LARGEST = {
     "classes": 200_000, "channels": 4096, "image_size": 4096, "patch_size": 512, "width": 4096,
-    "drop_path": 1,
+    "drop_path": 1, "embed_dim": 8192, "depth": 256, "num_heads": 256, "mlp_ratio": 64,
 }  # fmt: skip
 
 
@@ -283,9 +283,9 @@ def _fitting(model: nn.Module, weight: PackedWeight) -> PackedWeight:
     owner, _, attribute = weight.name.rpartition(".")
     try:
         there = getattr(model.get_submodule(owner), attribute)
+        shape = tuple(there.shape)
     except AttributeError:
         raise ValueError(f"it has a weight {weight.name!r}, and the skeleton has none") from None
-    shape = tuple(there.shape)
     rows = weight.rows or (0, weight.shape[0])
     if (
         shape[1:] != weight.shape[1:]

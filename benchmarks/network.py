@@ -1,0 +1,293 @@
+"""Time of whole networks: float, hard, and packed, with the size of the packed file.
+
+Weights are random. Each contender takes turns with torch's float32 network in one process, both in
+the layout that suits them best and equally warm. Packed networks choose how each layer computes by
+the input at hand, and must agree with the hard network before they are timed.
+
+    python benchmarks/network.py --markdown docs/performance.md
+"""
+
+import argparse
+import copy
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import installed
+from evidence import environment, write_section
+from kernels import deviation
+from pairing import Aim, Calls, Row, compare, counts, facts, fastest, judged, table, times
+from rich.console import Console
+from rivals import channels_last
+from torch import Tensor, nn
+from training_step import keep_freed_memory, one_of
+
+import proxbit as pb
+from proxbit.engine import PackedLayer, isa
+from proxbit.models import build
+from proxbit.nn import TASKS
+from proxbit.text import size
+
+PACKAGES = ("proxbit", "torch", "timm")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its input, and whether channels last may suit it better."""
+
+    name: str
+    side: int = 224
+    classes: int = 1000
+    images: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> nn.Module:
+        model = build(self.name, classes=self.classes, **self.options)
+        return model.eval().requires_grad_(False)
+
+
+# timm begins with blocks that give 0: nothing would come of their weights, and no error show.
+ALIVE = {"zero_init_last": False}
+SETTINGS = {
+    "resnet20": Setting("resnet20", side=32, classes=10, images=True),
+    "resnet50": Setting("timm/resnet50", images=True, options=ALIVE),
+    "deit_tiny": Setting("timm/deit_tiny_patch16_224"),
+    "deit_small": Setting("timm/deit_small_patch16_224"),
+    "vit_base": Setting("timm/vit_base_patch16_224"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with a batch."""
+
+    model: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, batch {self.batch}"
+
+
+def aim(who: str, times: float, model: str) -> Aim:
+    return Aim(who, times, "float", f"{model}, batch 1", Case(model, 1).__eq__)
+
+
+AIMS = (aim("BWA", 5, "vit_base"), aim("BWA", 2.3, "deit_tiny"), aim("BW", 2.5, "vit_base"))
+
+
+# --- contenders -----------------------------------------------------------------------------
+
+
+class Disagreement(Exception):
+    """A packed network that computes something else must not be timed."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A network that can run: its calls, how far it is off, its bytes and its layers on bits."""
+
+    calls: Calls
+    error: float = 0.0
+    bytes: int | None = None
+    on_bits: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the contenders of one case share: the float network, hard ones by task, the input."""
+
+    setting: Setting
+    model: nn.Module
+    hard: Callable[[str], nn.Module]
+    x: Tensor
+
+    def layouts(self, model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+        yield model, self.x
+        if self.setting.images:
+            yield channels_last(model), self.x.contiguous(memory_format=torch.channels_last)
+
+    def fastest(self, model: nn.Module) -> Calls:
+        return fastest([[partial(net, x)] for net, x in self.layouts(model)])
+
+
+def enter(setting: Setting, batch: int) -> Stage:
+    model, x = setting.build(), torch.randn(batch, 3, setting.side, setting.side)
+    return Stage(setting, model, cache(lambda task: hard_twin(model, task, x)), x)
+
+
+def hard_twin(model: nn.Module, task: Any, x: Tensor) -> nn.Module:
+    """With norms that fit the hard weights, as after training."""
+    twin = copy.deepcopy(model)
+    pb.binarize(twin, "bc", task, relu=None if task == "BW" else nn.Hardtanh)
+    return pb.recalibrate(pb.harden(twin, tell=None), [x]).eval()
+
+
+def as_float(stage: Stage) -> Ready:
+    held = sum(tensor.nbytes for tensor in stage.model.state_dict().values())
+    return Ready(stage.fastest(stage.model), bytes=held)
+
+
+def compiled(stage: Stage) -> Ready:
+    return Ready([partial(torch.compile(stage.model), stage.x)])
+
+
+def hard(task: str, stage: Stage) -> Ready:
+    return Ready(stage.fastest(stage.hard(task)))
+
+
+def packed(task: str, precision: str, allowed: float, stage: Stage) -> Ready:
+    """Each layout is packed for itself: routes depend on it."""
+    nets: list[tuple[nn.Module, Tensor]] = []
+    worst = 0.0
+    for model, x in stage.layouts(stage.hard(task)):
+        net = pb.pack(model, x, precision=precision)
+        worst = max(worst, deviation(net(x), model(x)))
+        nets.append((net, x))
+    if not worst <= allowed:
+        raise Disagreement(f"differs by {worst:.2g} from the hard network; {allowed:g} is allowed")
+    ways: list[Calls] = [[partial(net, x)] for net, x in nets]
+    best = fastest(ways)
+    chosen = nets[ways.index(best)][0]
+    return Ready(best, worst, file_bytes(chosen), routes(chosen))
+
+
+def file_bytes(net: Any) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        pb.save(net, Path(folder) / "net.safetensors")
+        return (Path(folder) / "net.safetensors").stat().st_size
+
+
+def routes(net: Any) -> str:
+    layers = [layer for layer in net.modules() if isinstance(layer, PackedLayer)]
+    return f"{sum(layer.route == 'bits' for layer in layers)} of {len(layers)}"
+
+
+Contender = Callable[[Stage], Ready]
+
+
+def contenders(tasks: Sequence[str], compile_too: bool) -> dict[str, Contender]:
+    found: dict[str, Contender] = {"float": as_float}
+    if compile_too:
+        found["torch.compile"] = compiled
+    for task in tasks:
+        found[f"hard {task}"] = partial(hard, task)
+        found[task] = partial(packed, task, "exact", 1e-4)
+        if task == "BW":
+            found["BW input8"] = partial(packed, task, "input8", 0.2)
+    return found
+
+
+# --- measurement ----------------------------------------------------------------------------
+
+
+def measure(
+    case: Case, field: dict[str, Contender], threads: int, rounds: int, seed: int
+) -> list[Row]:
+    """One row per contender, timed in a shuffled order."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads)
+    stage = enter(SETTINGS[case.model], case.batch)
+    base, found = stage.fastest(stage.model), {}
+    for name in random.Random(seed).sample(list(field), len(field)):
+        try:
+            ready = field[name](stage)
+        except Disagreement as error:
+            print(f"{case}: {name} is left out, because it {error}", file=sys.stderr)
+            continue
+        timing = compare(ready.calls, base, rounds)
+        found[name] = Row(case, threads, name, ready.error, timing, ready.bytes, ready.on_bits)
+    return [found[name] for name in field if name in found]
+
+
+# --- reports --------------------------------------------------------------------------------
+
+HEAD = ("network", "times float", "ms", "least ms", "bytes", "smaller", "on bits", "error")
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """A Markdown table for each model, batch and number of threads."""
+    parts = []
+    for case, threads in dict.fromkeys((row.case, row.threads) for row in rows):
+        here = [row for row in rows if (row.case, row.threads) == (case, threads)]
+        title = f"### {case}, {threads} thread{'s' if threads > 1 else ''}"
+        parts += [title, table(HEAD, (cells(row, here[0].bytes or 0) for row in here))]
+    aims = judged(rows, AIMS)
+    return "\n\n".join([*parts, *([f"Aims, on one thread:\n\n{aims}"] if aims else [])])
+
+
+def cells(row: Row, float_bytes: int) -> tuple[str, ...]:
+    timing = row.timing
+    sizes = ("", "") if row.bytes is None else (size(row.bytes), f"{float_bytes / row.bytes:.1f}x")
+    error = f"{row.error:.1g}" if row.on_bits else ""
+    clock = f"{timing.us / 1000:.2f}", f"{timing.least_us / 1000:.2f}"
+    return row.contender, times(timing), *clock, *sizes, row.on_bits, error
+
+
+NEW_SECTION = """## Whole networks
+
+Random weights, one process. Each contender runs beside torch's float32 network, in turns that begin
+warm, in a shuffled order, each in its fastest layout. *times float*: how many times faster, the
+median of the ratios of neighbouring turns, ± half their interquartile range, in brackets the ratio
+of the fastest turns; *rounds* is their number. The row *float* is a second call of the float
+network beside the first: it shows the noise. *hard*: the binary network before packing, its weights
+held as floats. *on bits*: how many packed layers compute on bits, because that was faster here.
+*error*: the largest deviation from the hard network, relative to its largest output.
+
+{marks}
+"""
+
+
+# --- command --------------------------------------------------------------------------------
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    known = ", ".join(SETTINGS)
+    add("--model", default=list(SETTINGS), type=one_of(SETTINGS), help=f"{known} or all")
+    add("--tasks", default=list(TASKS), type=one_of(TASKS), help=f"{', '.join(TASKS)} or all")
+    add("--batch", default="1,8", type=counts, help="comma-separated sizes")
+    add("--threads", default="1,2", type=counts, help="comma-separated numbers of threads")
+    add("--rounds", default=9, type=int, help="timed turns of each contender")
+    add("--compile", action="store_true", help="also torch.compile of the float network")
+    add("--quick", action="store_true", help="ResNet-20, one image, one thread: does it run?")
+    add("--seed", default=0, type=int)
+    add("--json", type=Path, help="write the rows here")
+    add("--markdown", type=Path, help="put the tables between this page's marks")
+    args = parser.parse_args()
+    if args.quick:
+        args.model, args.batch, args.threads, args.rounds = ["resnet20"], [1], [1], 3
+    return args
+
+
+def main() -> None:
+    args, console = options(), Console()
+    keep_freed_memory()
+    about = environment(PACKAGES, args.rounds, args.seed)
+    about |= {"threads": ", ".join(map(str, args.threads)), "kernels": isa()}
+    print(facts(about))
+    field, rows = contenders(args.tasks, args.compile), []
+    names = [n for n in args.model if "timm/" not in SETTINGS[n].name or installed("timm", console)]
+    with torch.inference_mode():
+        for threads, name, batch in product(args.threads, names, args.batch):
+            rows += measure(Case(name, batch), field, threads, args.rounds, args.seed)
+    print(tables(rows))
+    if args.json:
+        result = {"environment": about, "rows": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(result, indent=1))
+    if args.markdown:
+        write_section(args.markdown, "networks", about, tables(rows), NEW_SECTION)
+    if len(rows) < len(field) * len(names) * len(args.batch) * len(args.threads):
+        sys.exit("some networks were left out: see above")
+
+
+if __name__ == "__main__":
+    main()

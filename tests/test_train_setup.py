@@ -1,0 +1,133 @@
+"""From the words of a configuration to the network and the schedule that they mean."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from proxbit.convert import binary_weights, named_quantizers, quantizers
+from proxbit.train.config import Config
+from proxbit.train.distillation import Terms
+from proxbit.train.loss import Loss
+from proxbit.train.replica import quantizer_states
+from proxbit.train.setup import Job, prepare
+
+NETS = """
+from torch import nn
+
+def keeping(model, **values):
+    model.got = values
+    return model
+
+def layers(classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Hardtanh(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, classes)
+    )
+
+class Attending(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        block = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(6, classes)
+    def forward(self, x): return self.head(self.blocks(x.squeeze(1)).mean(1))
+
+def plain(classes): return layers(classes)
+def cut(classes, patch_size=2): return keeping(layers(classes), patch_size=patch_size)
+def attending(classes): return Attending(classes)
+def open(classes, **values): return keeping(layers(classes), **values)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("setup")
+    (path / "nets.py").write_text(NETS)
+    x, y = np.arange(36 * 8, dtype="u1").reshape(8, 6, 6), np.arange(8) % 2
+    np.savez(path / "images.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    return path
+
+
+def job(place: Path, net: str = "plain", **values: object) -> Job:
+    model, data = f"{place}/nets.py:{net}", f"npz:{place}/images.npz"
+    return prepare(Config(model=model, data=data, batch=8, cpu=True, **values))
+
+
+def network(place: Path, net: str = "plain", **values: object) -> nn.Module:
+    return job(place, net, **values).model
+
+
+ends = st.floats(0.01, 100).map(lambda value: float(f"{value:.4g}"))
+FORMS = {
+    "{0}": lambda a, b, p: a,
+    "{0}:{1}": lambda a, b, p: a + p * (b - a),
+    "{0}:{1}:log": lambda a, b, p: a ** (1 - p) * b**p,
+}
+
+
+@given(form=st.sampled_from(list(FORMS)), start=ends, end=ends, progress=st.floats(0, 1))
+def test_a_strength_in_words_is_its_schedule(place, form, start, end, progress):
+    model = network(place, strength=form.format(start, end))
+    for weight in binary_weights(model):
+        strength = weight.quantizer.schedule(progress)
+        assert strength == pytest.approx(FORMS[form](start, end, progress))
+
+
+@pytest.mark.parametrize("text", ["5:log", "log", "1:2:3", "1:2:log:log", "1:2:", ":log", "1:2log"])
+def test_a_strength_that_is_none_is_repeated(place, text):
+    with pytest.raises(ValueError, match="a strength is 5, 1:20 or") as caught:
+        network(place, strength=text)
+    assert str(caught.value).endswith(repr(text))
+
+
+def test_options_of_a_model_reach_the_users_function_if_they_are_given(place):
+    sizes = {"channels": 1, "image_size": 6}
+    assert network(place, "cut").got == {"patch_size": 2}
+    assert network(place, "cut", patch_size=3).got == {"patch_size": 3}
+    assert network(place, "open").got == sizes
+    given = {"patch_size": 3, "drop_path": 0.25}
+    assert network(place, "open", **given).got == sizes | given
+
+
+@pytest.mark.parametrize("model", ["resnet8", "resnet20"])
+def test_options_that_a_model_does_not_have_are_refused_by_name(place, model):
+    given = {"patch_size": 3, "drop_path": 0.25}
+    data = f"npz:{place}/images.npz"
+    for names in (["patch_size"], ["drop_path"], ["drop_path", "patch_size"]):
+        options = {name: given[name] for name in names}
+        with pytest.raises(ValueError, match=f"unknown option of {model} '{', '.join(names)}'"):
+            prepare(Config(model=model, data=data, batch=8, **options))
+    with pytest.raises(ValueError, match=r"option of .*plain 'drop_path, patch_size': known: clas"):
+        network(place, "plain", **given)
+
+
+@pytest.mark.parametrize("task", ["BW", "BWA"])
+def test_quantizers_have_the_names_of_their_modules(place, task):
+    model = network(place, task=task)
+    named = named_quantizers(model)
+    assert list(named.values()) == quantizers(model)
+    assert len(named) == {"BW": 1, "BWA": 2}[task]
+    for name, quantizer in named.items():
+        assert model.get_submodule(name) is quantizer
+        assert quantizer_states(model)[name] == quantizer.saved()
+
+
+@pytest.mark.parametrize(("net", "compares"), [("plain", 0.0), ("attending", 1.0)])
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_the_terms_of_a_job_suit_student_and_teacher_as_they_train(
+    place, tmp_path, net, compares, per_sample
+):
+    state = network(place, net, method="fp").state_dict()
+    weights = str(tmp_path / "float.safetensors")
+    save_file({name: value.contiguous() for name, value in state.items()}, weights)
+    made = job(place, net, weights=weights, distill=True, per_sample=per_sample, task="BWA")
+    assert made.teacher is not None and made.terms.per_sample == per_sample
+    assert replace(made.terms, per_sample=False) == Terms.for_model(made.model, made.teacher)
+    assert made.terms.relations == made.terms.hidden == compares
+    assert Loss(made, made.model, torch.device("cpu")).distiller.terms is made.terms
