@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "activation.hpp"
 #include "isa.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
@@ -30,8 +31,10 @@ static size_t panel_bytes(int64_t outputs, int64_t row_bytes) {
 bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits) {
   if (!layer || layer->outputs < 1 || layer->row_bytes < 1 || layer->groups < 1) return false;
   if (!layer->panels || !layer->scale || (!out == !out_bits)) return false;
+  if (layer->row_bytes > kMaxProducts || 8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
   if (layer->products < 1 || layer->products > 8 * layer->row_bytes) return false;
-  if (8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
+  if (!countable({layer->outputs, kPanel, layer->row_bytes, layer->groups})) return false;
+  if (!is_activation(layer->activation)) return false;
   const int bits = layer->register_bits;
   if (bits != 0 && (bits < 2 || bits > 24)) return false;
   return !out_bits || (layer->low && layer->high && layer->flip && layer->groups == 1);
@@ -171,6 +174,7 @@ int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
   if (!sound(layer, out, out_bits) || layer->groups != 1 || rows < 0) return PB_BAD_ARGUMENT;
   if (rows && (!x == !bits)) return PB_BAD_ARGUMENT;
   if (rows == 0) return PB_OK;
+  if (!countable({rows, layer->outputs, layer->row_bytes})) return PB_BAD_ARGUMENT;
   const LinearInput input{x, row_stride, threshold, bits};
   const int team = useful_threads(*layer, rows, threads);
   if (rows < 8 * team) {

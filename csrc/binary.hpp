@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "proxbit.h"
 
@@ -18,6 +19,14 @@ constexpr int64_t kMaxProducts = 65535;  // matches are counted in 16 bits
 
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 static inline int64_t padded_bytes(int64_t row_bytes) { return round_up(row_bytes, kStep); }
+
+// Whether a product of sizes, none of them negative, can be counted in bits with room to spare.
+static inline bool countable(std::initializer_list<int64_t> sizes) {
+  int64_t product = 256;
+  for (const int64_t size : sizes)
+    if (__builtin_mul_overflow(product, size, &product)) return false;
+  return true;
+}
 
 // In a vector of 32 outputs, byte 4 * i + j belongs to output 8 * j + i: so the j-th bytes of all eight
 // 32-bit words are eight outputs in their natural order.

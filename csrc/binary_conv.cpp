@@ -40,10 +40,15 @@ bool sound(const pb_binary& layer, const pb_window& w) {
     if (pad < 0 || pad > (1 << 24)) return false;
   if (w.batch < 0 || w.channels % layer.groups || (w.pad_bit & ~1)) return false;
   const int64_t channels = w.channels / layer.groups;
+  if (!countable({channels, w.kernel_h, w.kernel_w})) return false;
   if (layer.products != channels * w.kernel_h * w.kernel_w) return false;
   if (layer.row_bytes != (channels + 7) / 8 * w.kernel_h * w.kernel_w) return false;
-  return w.dilation_h * (w.kernel_h - 1) < w.height + w.pad_top + w.pad_bottom &&
-         w.dilation_w * (w.kernel_w - 1) < w.width + w.pad_left + w.pad_right;
+  const int64_t height = w.height + w.pad_top + w.pad_bottom, width = w.width + w.pad_left + w.pad_right;
+  if (!countable({w.batch, height, width, w.channels}) ||
+      !countable({w.batch, height, width, layer.outputs, layer.groups, layer.row_bytes})) {
+    return false;
+  }
+  return w.dilation_h * (w.kernel_h - 1) < height && w.dilation_w * (w.kernel_w - 1) < width;
 }
 
 // A byte of the border: the pad bit in every channel that exists.

@@ -465,6 +465,8 @@ BAD_LAYERS: list[tuple[str, Any]] = [
         for value in (0, -1)
     ),
     *(("products", 33), ("row_bytes", 1), ("row_bytes", 9000), ("groups", 2)),
+    *((name, 2**61) for name in ("outputs", "row_bytes", "products", "groups")),
+    *(("activation", 4), ("activation", -1)),
     *(("panels", None), ("scale", None)),
     *(("register_bits", value) for value in (-1, 1, 25, 99)),
 ]
@@ -493,7 +495,14 @@ def test_outputs_as_bits_need_their_bounds(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("x", "bits", "rows", "values", "out_bits"),
-    [(1, 1, 2, 1, 0), (0, 0, 2, 1, 0), (1, 0, -1, 1, 0), (1, 0, 2, 1, 1), (1, 0, 2, 0, 0)],
+    [
+        (1, 1, 2, 1, 0),
+        (0, 0, 2, 1, 0),
+        (1, 0, -1, 1, 0),
+        (1, 0, 2, 1, 1),
+        (1, 0, 2, 0, 0),
+        (1, 0, 2**60, 1, 0),
+    ],
 )
 def test_one_input_and_one_output_are_needed(
     x: int, bits: int, rows: int, values: int, out_bits: int
@@ -515,7 +524,7 @@ BAD_WINDOWS: list[tuple[str, int]] = [
                                  "step_w", "dilation_h", "dilation_w") for value in (0, -1, 2**40)),
     *((f"pad_{side}", value) for side in ("top", "bottom", "left", "right")
       for value in (-1, 2**40)),
-    *(("batch", -1), ("kernel_h", 4), ("kernel_w", 2), ("dilation_h", 2), ("dilation_w", 2)),
+    *(("batch", -1), ("batch", 2**60), ("kernel_h", 4), ("kernel_w", 2), ("dilation_h", 2), ("dilation_w", 2)),
     *(("channels", 3), ("channels", 9), ("height", 2), ("width", 2), ("pad_bit", 2)),
 ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from proxbit.engine.container import read_container
 from proxbit.engine.contents import About, Contents, PackedWeight
 from proxbit.engine.file import read
 from proxbit.engine.header import VERSION
-from proxbit.engine.storing import rebuild
+from proxbit.engine.loading import rebuild
 from proxbit.engine.summary import Part, Summary
 from proxbit.models import build
 from proxbit.text import few, first_line, size

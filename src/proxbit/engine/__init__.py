@@ -2,9 +2,10 @@
 
 from proxbit.engine.kernels import KernelWarning, isa
 from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLinear
+from proxbit.engine.loading import load
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packing import pack
-from proxbit.engine.storing import load, save
+from proxbit.engine.saving import save
 from proxbit.engine.summary import Part, Summary, summary
 
 __all__ = [

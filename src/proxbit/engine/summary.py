@@ -12,7 +12,7 @@ from torch import nn
 from proxbit.engine.contents import PackedWeight
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packing import packed_layers
-from proxbit.engine.storing import contents
+from proxbit.engine.saving import contents
 from proxbit.probing import run
 from proxbit.report import alike
 from proxbit.text import size, table
