@@ -24,14 +24,18 @@ static constexpr int64_t kProductsPerThread = 80'000'000;
 
 int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
+static bool has_panels(int64_t outputs, int64_t row_bytes) {
+  return outputs >= 1 && row_bytes >= 1 && row_bytes <= kMaxProducts && countable({outputs, kPanel, row_bytes});
+}
+
 static size_t panel_bytes(int64_t outputs, int64_t row_bytes) {
   return static_cast<size_t>(panels_of(outputs) * kPanel * padded_bytes(row_bytes));
 }
 
 bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits) {
-  if (!layer || layer->outputs < 1 || layer->row_bytes < 1 || layer->groups < 1) return false;
+  if (!layer || layer->groups < 1 || !has_panels(layer->outputs, layer->row_bytes)) return false;
   if (!layer->panels || !layer->scale || (!out == !out_bits)) return false;
-  if (layer->row_bytes > kMaxProducts || 8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
+  if (8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
   if (layer->products < 1 || layer->products > 8 * layer->row_bytes) return false;
   if (!countable({layer->outputs, kPanel, layer->row_bytes, layer->groups})) return false;
   if (!is_activation(layer->activation)) return false;
@@ -139,11 +143,11 @@ void linear_by_rows(const pb_binary& layer, const LinearInput& input, int64_t ro
 using namespace proxbit;
 
 size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes) {
-  return outputs < 1 || row_bytes < 1 ? 0 : panel_bytes(outputs, row_bytes);
+  return has_panels(outputs, row_bytes) ? panel_bytes(outputs, row_bytes) : 0;
 }
 
 int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_bytes, uint8_t* panels) {
-  if (!rows || !panels || outputs < 1 || row_bytes < 1) return PB_BAD_ARGUMENT;
+  if (!rows || !panels || !has_panels(outputs, row_bytes)) return PB_BAD_ARGUMENT;
   const int64_t padded = padded_bytes(row_bytes);
   std::memset(panels, 0, panel_bytes(outputs, row_bytes));
   for (int64_t n = 0; n < outputs; ++n) {
@@ -158,6 +162,7 @@ int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stri
                  const float* threshold, uint8_t* bits, int64_t row_bytes, int threads) {
   if (rows < 0 || columns < 1 || row_bytes < (columns + 7) / 8) return PB_BAD_ARGUMENT;
   if (rows && (!x || !bits)) return PB_BAD_ARGUMENT;
+  if (!countable({rows, columns}) || !countable({rows, row_bytes})) return PB_BAD_ARGUMENT;
   constexpr int64_t kBlock = 64;
   const int64_t blocks = (rows + kBlock - 1) / kBlock;
   const int team = rows * columns < (1 << 20) ? 1 : threads;

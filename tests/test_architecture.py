@@ -59,9 +59,11 @@ def test_imports_only_go_up_the_table():
 # Who may use what besides torch and numpy; data.extras opens PIL, torchvision and timm by name.
 EXTRAS = {
     "cli": {"typer", "rich"},
+    "cli_engine": {"typer", "rich"},
     "cli_errors": {"typer"},
     "cli_train": {"typer", "rich"},
     "demo": {"rich"},
+    "engine.file": {"safetensors"},
     "models.files": {"safetensors"},
     "models.from_timm": {"timm"},
     "models.resampling": {"timm"},

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import proxbit as pb
 from proxbit.cli import app
+from proxbit.deploy.files import float_network
 from proxbit.engine.file import read, write
-from proxbit.packed_files import float_network
 from proxbit.train.fitting import load_network
 
 pytestmark = pytest.mark.usefixtures("light_garbage")

@@ -38,7 +38,8 @@ PAGES = ("README.md", "docs/howto.md", "docs/data.md", "docs/training.md")
 @pytest.mark.parametrize("code", [block for page in PAGES for block in snippets(page)])
 @pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_every_snippet_runs(code, capsys):
+def test_every_snippet_runs(code, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # snippets write files
     torch.manual_seed(0)
     batches = [(torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4,))) for _ in range(3)]
     example = torch.randn(2, 1, 8, 8)
@@ -58,7 +59,8 @@ def test_the_snippets_about_models_run_in_order():
         exec(block.values[0], names)
 
 
-def test_the_first_snippet_of_the_readme_ends_with_a_hard_network(capsys):
+def test_the_first_snippet_of_the_readme_ends_with_a_hard_network(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     torch.manual_seed(0)

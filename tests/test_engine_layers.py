@@ -96,6 +96,7 @@ def test_a_packed_linear_layer_is_its_hard_twin(
     net = check(layer, x, task)
     assert isinstance(net, PackedLinear)
     assert (net.in_features, net.out_features) == (inputs, outputs)
+    assert torch.equal(net.weight, layer.weight)  # for code that reads it
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8, 9, 16, 24])
@@ -278,7 +279,7 @@ def test_inputs_that_require_a_gradient_are_computed(task: str, route: str) -> N
     assert same(task, net(x).detach(), layer(x).detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
 @pytest.mark.parametrize("task", TASKS)
 def test_inputs_that_are_not_floats_are_refused(task: str, dtype: torch.dtype) -> None:
     for layer, shape in ((nn.Linear(30, 3), (2, 30)), (nn.Conv2d(4, 3, 3), (2, 4, 5, 5))):

@@ -20,11 +20,11 @@ from proxbit.cli import app
 from proxbit.compat import allow_torchvision
 from proxbit.data import fashion_mnist
 from proxbit.data.folder import Files, FolderSet
+from proxbit.deploy.files import float_network, inspect_file, packed_network
+from proxbit.deploy.images import InputForm, read_image
+from proxbit.deploy.runs import compare, input_of
+from proxbit.deploy.speed import Speed, Timing, race
 from proxbit.engine.file import read
-from proxbit.packed_files import float_network, inspect_file, packed_network
-from proxbit.packed_images import InputForm, read_image
-from proxbit.packed_runs import compare, input_of
-from proxbit.packed_speed import Speed, Timing, race
 
 # Files
 

@@ -56,7 +56,7 @@ def pack(
 
     proxbit pack runs/1 -o small.safetensors --float-rest float16 --tables int8
     """
-    from proxbit.packed_runs import pack_run
+    from proxbit.deploy.runs import pack_run
 
     with mistakes(), advising():
         done = pack_run(
@@ -76,7 +76,7 @@ def inspect(file: _FILE, as_json: _JSON = False) -> None:
 
     proxbit inspect net.safetensors --json
     """
-    from proxbit.packed_files import inspect_file
+    from proxbit.deploy.files import inspect_file
 
     with mistakes():
         found = inspect_file(file)
@@ -97,10 +97,10 @@ def run(
 
     proxbit run net.safetensors shoe.png shirt.jpg
     """
+    from proxbit.deploy.files import packed_network
+    from proxbit.deploy.images import InputForm
     from proxbit.engine.file import read
     from proxbit.engine.packing import finish
-    from proxbit.packed_files import packed_network
-    from proxbit.packed_images import InputForm
 
     with mistakes(), advising():
         _require_positive(top=top)
@@ -122,7 +122,7 @@ def _name(
     net: Any, image: str, form: Any, labels: tuple[str, ...] | None, top: int, as_json: bool
 ) -> None:
     """Print the guesses for one image."""
-    from proxbit.packed_images import read_image, recognize
+    from proxbit.deploy.images import read_image, recognize
 
     guesses = recognize(net, read_image(image, form), labels, top)
     if as_json:
@@ -150,9 +150,9 @@ def bench(
 
     proxbit bench net.safetensors --batch 8 --threads 1
     """
+    from proxbit.deploy.files import float_network, packed_network
+    from proxbit.deploy.speed import measure, noise
     from proxbit.engine.file import read
-    from proxbit.packed_files import float_network, packed_network
-    from proxbit.packed_speed import measure, noise
 
     with mistakes(), advising():
         _require_positive(batch=batch, threads=1 if threads is None else threads, seconds=seconds)
@@ -172,7 +172,7 @@ def _require_positive(**given: float) -> None:
 
 def _shape(about: Any) -> tuple[int, int, int]:
     """The shape of an image: as the file says, or as its architecture was built for."""
-    from proxbit.packed_images import InputForm, input_shape
+    from proxbit.deploy.images import InputForm, input_shape
 
     built = about.architecture or {}
     if about.input is None and {"channels", "image_size"} <= built.keys():

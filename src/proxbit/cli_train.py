@@ -252,7 +252,7 @@ def show(
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Only show that it works.")] = False,
 ) -> None:
-    """Binarize a small ResNet in three ways on the embedded images: about two minutes."""
+    """Binarize a small ResNet on the embedded images, compare, pack: two to three minutes."""
     from proxbit.demo import demo as run
 
     run(Console(), quick)

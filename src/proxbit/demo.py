@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from proxbit.deploy.files import float_network, packed_network
+from proxbit.deploy.runs import PackedRun, pack_run
+from proxbit.deploy.speed import Speed, measure, noise
 from proxbit.engine.file import read
-from proxbit.packed_files import float_network, packed_network
-from proxbit.packed_runs import PackedRun, pack_run
-from proxbit.packed_speed import Speed, measure, noise
 from proxbit.train.config import Config
 from proxbit.train.display import Display
 from proxbit.train.fitting import open_run

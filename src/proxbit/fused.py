@@ -24,7 +24,7 @@ from proxbit.pairs import Map
 from proxbit.scales import Scale
 
 # Smaller tensors cost microseconds either way: they get torch's bits, those of the formulas.
-SMALLEST = 1024
+SMALLEST = 4096
 
 
 class _Quantizer(ctypes.Structure):

@@ -184,8 +184,6 @@ class PackedLayer(nn.Module):
 
     def by_torch(self, x: Tensor, op: Callable[..., Tensor]) -> Tensor:
         """The same product without kernels; ``op(x, weight, bias)`` multiplies."""
-        if x.dtype == torch.uint8:
-            raise TypeError("this layer got bits where it computes with floats: give it float32")
         if not x.is_floating_point():
             raise TypeError(f"this layer takes floats, and the input is {x.dtype}: give it float32")
         weight = self.dense()

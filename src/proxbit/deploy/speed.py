@@ -120,7 +120,7 @@ def measure(
     """Time both networks on one batch, in turns.
 
     Args:
-        packed: What :func:`proxbit.packed_files.packed_network` returned; it is finished here, once
+        packed: What :func:`proxbit.deploy.files.packed_network` returned; it is finished here, once
             for each layout.
         plain: The float network.
         example: A batch.
@@ -196,4 +196,5 @@ def race(
         rounds += 1
         spent = (time.perf_counter() - began) / max(seconds, 1e-9)
         watch(min(1.0, spent, rounds / LEAST_ROUNDS))
+    watch(1.0)
     return times

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from proxbit.convert import restore
 from proxbit.data import ImageSet
+from proxbit.deploy.files import smaller
 from proxbit.engine import Summary, load, pack, save, summary
 from proxbit.engine.file import TABLES
 from proxbit.engine.header import FLOAT_RESTS
 from proxbit.engine.packing import PRECISIONS
 from proxbit.methods import find_method
-from proxbit.packed_files import smaller
 from proxbit.text import unknown
 from proxbit.train.fitting import load_network, read_result
 from proxbit.train.folder import RunFolder
