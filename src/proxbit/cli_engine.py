@@ -25,6 +25,9 @@ _SKELETON = Annotated[
         help="Makes the float model of a file that cannot say how; your file is executed.",
     ),
 ]
+_PRECISION = Annotated[
+    str, typer.Option(help="exact, or input8: faster, the inputs of BW layers rounded to 8 bits.")
+]
 
 
 def pack(
@@ -87,6 +90,7 @@ def run(
     file: _FILE,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files.")],
     top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
+    precision: _PRECISION = "exact",
     skeleton: _SKELETON = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
@@ -106,7 +110,7 @@ def run(
         _require_positive(top=top)
         held = read(file)
         form = InputForm.of(held.about.input)
-        net = packed_network(file, held, skeleton)
+        net = packed_network(file, held, skeleton, precision)
         finish(net, None)
     unread = 0
     for image in images:
@@ -139,6 +143,7 @@ def bench(
         int | None, typer.Option(help="Threads of both networks.", show_default="torch's own")
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
+    precision: _PRECISION = "exact",
     skeleton: _SKELETON = None,
     as_json: _JSON = False,
 ) -> None:
@@ -158,7 +163,8 @@ def bench(
         _require_positive(batch=batch, threads=1 if threads is None else threads, seconds=seconds)
         held = read(file)
         shape = _shape(held.about)
-        packed, plain = (make(file, held, skeleton) for make in (packed_network, float_network))
+        packed = packed_network(file, held, skeleton, precision)
+        plain = float_network(file, held, skeleton)
         with _threads(threads), _bar() as watch:
             found = measure(packed, plain, noise(batch, *shape), seconds, watch)
     typer.echo(json.dumps({"file": file} | found.to_dict()) if as_json else found)

@@ -18,6 +18,7 @@ from proxbit.engine.contents import About, Contents, PackedWeight
 from proxbit.engine.file import read
 from proxbit.engine.header import VERSION
 from proxbit.engine.loading import rebuild
+from proxbit.engine.packing import find_precision
 from proxbit.engine.summary import Part, Summary
 from proxbit.models import build
 from proxbit.text import few, first_line, size
@@ -147,7 +148,9 @@ def _stored_bytes(name: str, stored: dict[str, int]) -> int:
     return stored[f"{name}.int8"] + stored[f"{name}.scale"]
 
 
-def packed_network(path: str | Path, held: Contents, skeleton: str | None = None) -> nn.Module:
+def packed_network(
+    path: str | Path, held: Contents, skeleton: str | None = None, precision: str = "exact"
+) -> nn.Module:
     """The packed network of a file, its architecture from the file or from ``skeleton``.
 
     It is left for :func:`proxbit.engine.packing.finish`, which makes it fast for an example.
@@ -156,9 +159,11 @@ def packed_network(path: str | Path, held: Contents, skeleton: str | None = None
         path: Where it lies, for messages.
         held: What it holds.
         skeleton: FILE.py:FUNCTION or a model's name; needed where the file has no architecture.
+        precision: As for :func:`proxbit.load`.
     """
+    find_precision(precision)
     with _loading(path):
-        return rebuild(held, _skeleton(held.about, skeleton))
+        return rebuild(held, _skeleton(held.about, skeleton), precision)
 
 
 def float_network(path: str | Path, held: Contents, skeleton: str | None = None) -> nn.Module:

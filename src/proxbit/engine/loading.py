@@ -15,7 +15,7 @@ from proxbit.engine.attention import PackedMultiheadAttention, projection_names
 from proxbit.engine.bits import unpack_bits
 from proxbit.engine.contents import Contents, PackedWeight, label
 from proxbit.engine.file import read
-from proxbit.engine.packing import carry_over, finish, layer_for, packed_layers
+from proxbit.engine.packing import carry_over, find_precision, finish, layer_for, packed_layers
 from proxbit.engine.saving import REPLACEMENTS, inside_attention, own_names
 from proxbit.models import build
 
@@ -26,7 +26,13 @@ _LARGEST = {
 }  # fmt: skip
 
 
-def load(path: str | Path, skeleton: nn.Module | None = None, example: Any = None) -> nn.Module:
+def load(
+    path: str | Path,
+    skeleton: nn.Module | None = None,
+    example: Any = None,
+    *,
+    precision: str = "exact",
+) -> nn.Module:
     """A packed network from a file, in eval mode.
 
     Args:
@@ -34,24 +40,28 @@ def load(path: str | Path, skeleton: nn.Module | None = None, example: Any = Non
         skeleton: The float architecture, with any weights; it stays as it is. Not needed where the
             file knows how to build it: models of :func:`proxbit.models.build`, timm's included.
         example: As for :func:`pack`: each layer keeps the way that is faster on this machine.
+        precision: As for :func:`pack`.
     """
     held = read(path)
     try:
-        net = rebuild(held, skeleton)
+        net = rebuild(held, skeleton, precision)
     except ValueError as error:
         raise ValueError(f"cannot load '{path}': {error}") from None
     finish(net, example)
     return net
 
 
-def rebuild(held: Contents, skeleton: nn.Module | None = None) -> nn.Module:
+def rebuild(
+    held: Contents, skeleton: nn.Module | None = None, precision: str = "exact"
+) -> nn.Module:
     """The packed network that these contents describe."""
+    inputs = find_precision(precision)
     model = _skeleton(held) if skeleton is None else copy.deepcopy(skeleton)
     with torch.no_grad():
         _replace_modules(model, held)
         _add_norms(model, held)
         floats = dict(held.floats)
-        model = _with_layers(model, held.weights, floats)
+        model = _with_layers(model, held.weights, floats, inputs)
         _load_floats(model, floats)
     model._proxbit_about = held.about  # type: ignore[assignment]
     return model.eval()
@@ -115,7 +125,10 @@ def _replace_modules(model: nn.Module, held: Contents) -> None:
 
 
 def _with_layers(
-    model: nn.Module, weights: tuple[PackedWeight, ...], floats: dict[str, Tensor]
+    model: nn.Module,
+    weights: tuple[PackedWeight, ...],
+    floats: dict[str, Tensor],
+    precision: int,
 ) -> nn.Module:
     """The model with packed layers; weights without a layer of their own go to the floats."""
     left = {w.label: w for w in weights}
@@ -126,10 +139,12 @@ def _with_layers(
             parts = [label(*part) for part in projection_names(module, prefix)]
             if all(part in left for part in parts):
                 found = [_fitting(model, left.pop(part)) for part in parts]
-                memo[id(module)] = carry_over(module, PackedMultiheadAttention(module, found, 0))
+                memo[id(module)] = carry_over(
+                    module, PackedMultiheadAttention(module, found, precision)
+                )
         elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and f"{prefix}weight" in left:
             weight = _fitting(model, left.pop(f"{prefix}weight"))
-            memo[id(module)] = carry_over(module, layer_for(module, weight))
+            memo[id(module)] = carry_over(module, layer_for(module, weight, precision))
     for weight in left.values():
         _fitting(model, weight)
         floats[weight.name] = _dense(weight)

@@ -43,13 +43,12 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
         precision: "exact", or "input8" to round the float inputs of BW layers to 8 bits each, which
             is faster and changes a layer's output by about half a percent.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(unknown("precision", precision, PRECISIONS))
+    inputs = find_precision(precision)
     _require_hard(model)
     with torch.no_grad():
         memo: dict[int, Any] = {}
         for module in model.modules():
-            packed = packed_twin(module, PRECISIONS[precision])
+            packed = packed_twin(module, inputs)
             if packed is not None:
                 memo[id(module)] = carry_over(module, packed)
         net = share(model, memo)
@@ -57,6 +56,13 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
     net._proxbit_method = ", ".join(names)
     finish(net, example)
     return net
+
+
+def find_precision(name: str) -> int:
+    """The number behind a precision's name."""
+    if name not in PRECISIONS:
+        raise ValueError(unknown("precision", name, PRECISIONS))
+    return PRECISIONS[name]
 
 
 def finish(net: nn.Module, example: Any) -> None:
