@@ -54,6 +54,16 @@ struct Sink {
   int64_t stride;
 };
 
+// Some lines of the output of a convolution, taken from an image of bits with its border.
+struct Slide {
+  const Product& product;
+  const uint8_t* image;
+  int64_t width, pixel_bytes;  // of the image
+  int64_t kernel_h, kernel_w, step_h, step_w, dilation_h;
+  int64_t out_width, first, count;  // lines [first, first + count)
+  const Sink& sink;                 // at the first of these lines
+};
+
 // One kernel set per instruction set.
 struct BinaryKernels {
   // bit = !(x < threshold); writes row_bytes bytes.
@@ -66,7 +76,17 @@ struct BinaryKernels {
   // Rows of bits (row_bytes apart) against panels [first, last).
   void (*multiply)(const Product& product, const uint8_t* rows, int64_t count, int64_t first,
                    int64_t last, const Sink& sink);
+  // A convolution without rows of its own, where `can_slide`; nullptr where it is not worth it.
+  void (*slide)(const Slide& slide);
 };
+
+// Whether the windows of a line are neighbours, fill whole steps of three nibbles, and are so short that
+// the nibbles of a panel stay in L1 beside the tables: longer ones are faster as rows.
+static inline bool can_slide(const pb_window& w, int64_t pixel_bytes, int64_t out_width) {
+  constexpr int64_t kLongest = 160;
+  return w.dilation_w == 1 && out_width >= kTile && w.kernel_w * pixel_bytes % kStep == 0 &&
+         w.kernel_h * w.kernel_w * pixel_bytes <= kLongest;
+}
 
 extern const BinaryKernels portable_binary;
 extern const BinaryKernels avx2_binary;

@@ -11,166 +11,13 @@
 #include "binary.hpp"
 #include "binary_panel_avx2.hpp"
 #include "binary_signs_avx2.hpp"
+#include "binary_sliding_avx2.hpp"
+#include "binary_tiles_avx2.hpp"
 #include "scratch.hpp"
 #include "vector_avx2.hpp"
 
 namespace proxbit {
 namespace {
-
-constexpr int64_t kNibbles = 2 * kStep / 2;  // nibbles that one inner step takes: three
-constexpr int64_t kSafe = 63;                // nibbles until a count of matches could pass 255
-constexpr int64_t kChunk = 4 * kSafe;        // nibbles of a panel that stay in L1 beside the tables
-constexpr int64_t kTableRow = 32;            // bytes of tables per nibble: two pairs of rows
-
-constexpr int matches4(int a, int w) {
-  const int differ = (a ^ w) & 15;
-  return 4 - (differ & 1) - (differ >> 1 & 1) - (differ >> 2 & 1) - (differ >> 3);
-}
-
-// A constant, not a constructor: nothing here may run on a machine without AVX2.
-struct MatchTables {
-  alignas(64) uint8_t of[256][16];
-  constexpr MatchTables() : of() {
-    for (int a = 0; a < 256; ++a)
-      for (int w = 0; w < 16; ++w) of[a][w] = static_cast<uint8_t>(matches4(a, w) | matches4(a >> 4, w) << 4);
-  }
-};
-constexpr MatchTables tables;
-
-// ----------------------------------------------------------------------------- four rows at once
-
-// For every nibble, the tables of rows 0|1 and of rows 2|3.
-void make_tables(const uint8_t* const rows[kTile], int64_t row_bytes, uint8_t* to) {
-  const uint8_t *a = rows[0], *b = rows[1], *c = rows[2], *d = rows[3];
-  for (int64_t i = 0; i < row_bytes; ++i, to += 2 * kTableRow) {
-    const unsigned ab_low = (a[i] & 15u) | (b[i] & 15u) << 4, cd_low = (c[i] & 15u) | (d[i] & 15u) << 4;
-    const unsigned ab_high = a[i] >> 4 | (b[i] & 0xf0u), cd_high = c[i] >> 4 | (d[i] & 0xf0u);
-    std::memcpy(to, tables.of[ab_low], 16);
-    std::memcpy(to + 16, tables.of[cd_low], 16);
-    std::memcpy(to + 32, tables.of[ab_high], 16);
-    std::memcpy(to + 48, tables.of[cd_high], 16);
-  }
-}
-
-// The nibbles of a panel, each in a byte of its own.
-template <int Vectors>
-void split_nibbles(const uint8_t* panel, int64_t bytes, uint8_t* to) {
-  const Vec mask = _mm256_set1_epi8(15);
-  for (int64_t b = 0; b < bytes; ++b, panel += kPanel, to += 2 * Vectors * 32) {
-    for (int v = 0; v < Vectors; ++v) {
-      const Vec both = load(panel + 32 * v);
-      store(to + 32 * v, _mm256_and_si256(both, mask));
-      store(to + 32 * (Vectors + v), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
-    }
-  }
-}
-
-template <int Vectors>
-struct Counts {
-  Vec low[2][Vectors], high[2][Vectors];  // of the first and the second row of each pair
-};
-
-// Three lookups of one vector of outputs for one pair of rows.
-inline Vec three(Vec t0, Vec t1, Vec t2, const uint8_t* index, int64_t next) {
-  const Vec s = _mm256_add_epi8(_mm256_shuffle_epi8(t0, load(index)), _mm256_shuffle_epi8(t1, load(index + next)));
-  return _mm256_add_epi8(s, _mm256_shuffle_epi8(t2, load(index + 2 * next)));
-}
-
-inline void add(Vec s, Vec mask, Vec& all, Vec& high) {
-  all = _mm256_add_epi8(all, s);
-  pin(all);
-  high = _mm256_add_epi8(high, _mm256_and_si256(_mm256_srli_epi16(s, 4), mask));
-  pin(high);
-}
-
-inline Vec low_of(Vec all, Vec high, Vec mask) {
-  return _mm256_sub_epi8(all, _mm256_slli_epi16(_mm256_and_si256(high, mask), 4));
-}
-
-// Matches of four rows with 32 * Vectors outputs over some nibbles, modulo 256. The sums have names of
-// their own because the compiler would keep an array of them in memory.
-template <int Vectors>
-inline void count(const uint8_t* table, const uint8_t* index, int64_t nibbles, Counts<Vectors>& counts) {
-  constexpr int64_t kNext = Vectors * 32;
-  const Vec zero = _mm256_setzero_si256();
-  Vec mask = _mm256_set1_epi8(15);
-  pin(mask);
-  Vec all00 = zero, all01 = zero, all10 = zero, all11 = zero;
-  Vec high00 = zero, high01 = zero, high10 = zero, high11 = zero;
-  for (int64_t n = 0; n < nibbles; n += kNibbles, table += kNibbles * kTableRow, index += kNibbles * kNext) {
-    Vec t0 = twice(table), t1 = twice(table + kTableRow), t2 = twice(table + 2 * kTableRow);
-    add(three(t0, t1, t2, index, kNext), mask, all00, high00);
-    if constexpr (Vectors == 2) add(three(t0, t1, t2, index + 32, kNext), mask, all01, high01);
-    t0 = twice(table + 16), t1 = twice(table + kTableRow + 16), t2 = twice(table + 2 * kTableRow + 16);
-    add(three(t0, t1, t2, index, kNext), mask, all10, high10);
-    if constexpr (Vectors == 2) add(three(t0, t1, t2, index + 32, kNext), mask, all11, high11);
-  }
-  counts.low[0][0] = low_of(all00, high00, mask), counts.high[0][0] = high00;
-  counts.low[1][0] = low_of(all10, high10, mask), counts.high[1][0] = high10;
-  if constexpr (Vectors == 2) {
-    counts.low[0][1] = low_of(all01, high01, mask), counts.high[0][1] = high01;
-    counts.low[1][1] = low_of(all11, high11, mask), counts.high[1][1] = high11;
-  }
-}
-
-// The running sums of a tile between chunks: modulo 256, or in 16 bits.
-template <int Vectors>
-struct Sums {
-  Vec even[kTile][Vectors], odd[kTile][Vectors];
-
-  void clear() { std::memset(this, 0, sizeof *this); }
-
-  INLINE void add(const uint8_t* table, const uint8_t* index, int64_t nibbles, bool bytes) {
-    Counts<Vectors> counts;
-    if (bytes) {
-      count<Vectors>(table, index, nibbles, counts);
-      add_bytes(counts);
-      return;
-    }
-    for (int64_t n = 0; n < nibbles; n += kSafe) {
-      count<Vectors>(table + n * kTableRow, index + n * Vectors * 32, std::min(kSafe, nibbles - n), counts);
-      add_words(counts);
-    }
-  }
-
-  INLINE void add_words(const Counts<Vectors>& counts) {
-    UNROLL for (int r = 0; r < kTile; ++r)
-      UNROLL for (int v = 0; v < Vectors; ++v) {
-        const Vec c = r % 2 ? counts.high[r / 2][v] : counts.low[r / 2][v];
-        even[r][v] = _mm256_add_epi16(even[r][v], even_bytes(c));
-        odd[r][v] = _mm256_add_epi16(odd[r][v], odd_bytes(c));
-      }
-  }
-  INLINE void add_bytes(const Counts<Vectors>& counts) {
-    UNROLL for (int r = 0; r < kTile; ++r)
-      UNROLL for (int v = 0; v < Vectors; ++v)
-        even[r][v] = _mm256_add_epi8(even[r][v], r % 2 ? counts.high[r / 2][v] : counts.low[r / 2][v]);
-  }
-  template <Out out>
-  INLINE void write(const Panel<out>& panel, const int64_t (&rows)[kTile], bool bytes) const {
-    for (int r = 0; r < kTile; ++r) {
-      Vec matches[4 * Vectors];
-      UNROLL for (int v = 0; v < Vectors; ++v) {
-        if (bytes) {
-          widen_bytes(even[r][v], matches + 4 * v);
-        } else {
-          widen_words(even[r][v], odd[r][v], matches + 4 * v);
-        }
-      }
-      panel.template write<Vectors>(rows[r], matches);
-    }
-  }
-};
-
-template <int Vectors, Out out>
-INLINE void write_counts(const Counts<Vectors>& counts, const Panel<out>& panel, const int64_t (&rows)[kTile]) {
-  for (int r = 0; r < kTile; ++r) {
-    Vec matches[4 * Vectors];
-    UNROLL for (int v = 0; v < Vectors; ++v)
-        widen_bytes(r % 2 ? counts.high[r / 2][v] : counts.low[r / 2][v], matches + 4 * v);
-    panel.template write<Vectors>(rows[r], matches);
-  }
-}
 
 struct Tile {
   int64_t rows[kTile];
@@ -200,10 +47,11 @@ void multiply_panel(const Product& product, const uint8_t* weights, const uint8_
     split_nibbles<Vectors>(weights + begin / 2 * kPanel, size / 2, index);
     for (int64_t t = 0; t < tiles; ++t) {
       const Tile tile = tile_at(t, rows);
-      const uint8_t* own = table + (t * nibbles + begin) * kTableRow;
+      const uint8_t* first = table + (2 * t * nibbles + begin) * kTable;
+      const uint8_t* second = first + nibbles * kTable;
       if (at_once) {
         Counts<Vectors> counts;
-        count<Vectors>(own, index, size, counts);
+        count<Vectors>(first, second, index, size, counts);
         write_counts<Vectors>(counts, panel, tile.rows);
         continue;
       }
@@ -213,7 +61,7 @@ void multiply_panel(const Product& product, const uint8_t* weights, const uint8_
       } else {
         here = sums[t];
       }
-      here.add(own, index, size, bytes);
+      here.add(first, second, index, size, bytes);
       if (begin + size < nibbles) {
         sums[t] = here;
       } else {
@@ -228,12 +76,13 @@ void multiply_tiles(const Product& product, const uint8_t* rows, int64_t count, 
                     int64_t last, const Sink& sink) {
   static thread_local Scratch scratch;
   const int64_t tiles = (count + kTile - 1) / kTile, nibbles = 2 * product.row_bytes;
-  uint8_t* table = scratch.take<uint8_t>(static_cast<size_t>(tiles * nibbles * kTableRow));
+  uint8_t* table = scratch.take<uint8_t>(static_cast<size_t>(2 * tiles * nibbles * kTable));
+  uint8_t* to = table;
   for (int64_t t = 0; t < tiles; ++t) {
     const Tile tile = tile_at(t, count);
-    const uint8_t* own[kTile];
-    for (int64_t r = 0; r < kTile; ++r) own[r] = rows + tile.rows[r] * product.row_bytes;
-    make_tables(own, product.row_bytes, table + t * nibbles * kTableRow);
+    for (int64_t r = 0; r < kTile; r += 2, to += nibbles * kTable)
+      make_pair(rows + tile.rows[r] * product.row_bytes, rows + tile.rows[r + 1] * product.row_bytes,
+                product.row_bytes, to);
   }
   for (int64_t p = first; p < last; ++p) {
     const Panel<out> panel(product, p, sink);
@@ -283,8 +132,13 @@ void multiply_row(const Product& product, const uint8_t* weights, const uint8_t*
     even1 = _mm256_add_epi16(even1, even_bytes(sum1)), odd1 = _mm256_add_epi16(odd1, odd_bytes(sum1));
   }
   Vec matches[4 * Vectors];
-  widen_words(even0, odd0, matches);
-  if constexpr (Vectors == 2) widen_words(even1, odd1, matches + 4);
+  if constexpr (out == Out::cyclic8) {
+    panel.from_counts(bytes_of(even0, odd0), matches);
+    if constexpr (Vectors == 2) panel.from_counts(bytes_of(even1, odd1), matches + 4);
+  } else {
+    widen_words(even0, odd0, matches);
+    if constexpr (Vectors == 2) widen_words(even1, odd1, matches + 4);
+  }
   panel.template write<Vectors>(0, matches);
 }
 
@@ -317,12 +171,21 @@ void multiply_into(const Product& product, const uint8_t* rows, int64_t count, i
 void multiply(const Product& product, const uint8_t* rows, int64_t count, int64_t first, int64_t last,
               const Sink& sink) {
   if (sink.bits) return multiply_into<Out::bits>(product, rows, count, first, last, sink);
+  if (is_usual_register(product))
+    return multiply_into<Out::cyclic8>(product, rows, count, first, last, sink);
   if (product.register_bits) return multiply_into<Out::wrapped>(product, rows, count, first, last, sink);
   multiply_into<Out::values>(product, rows, count, first, last, sink);
 }
 
+void slide(const Slide& s) {
+  if (s.sink.bits) return slide_into<Out::bits>(s);
+  if (is_usual_register(s.product)) return slide_into<Out::cyclic8>(s);
+  if (s.product.register_bits) return slide_into<Out::wrapped>(s);
+  slide_into<Out::values>(s);
+}
+
 }  // namespace
 
-const BinaryKernels avx2_binary = {sign_row, sign_pixels, multiply};
+const BinaryKernels avx2_binary = {sign_row, sign_pixels, multiply, slide};
 
 }  // namespace proxbit

@@ -163,6 +163,27 @@ void convolve_block(const pb_binary& layer, const Plan& plan, const uint8_t* ima
   binary_kernels().multiply(product, rows, count, 0, panels_of(layer.outputs), sink);
 }
 
+// Lines of the output that one thread takes at a time, so that the tables of their input stay in L2.
+int64_t lines_at_once(const Plan& plan, int64_t threads) {
+  constexpr int64_t kTableBytes = 256 * 1024;
+  const int64_t lines = kTableBytes / (32 * plan.width * plan.pixel_bytes);
+  const int64_t beyond = plan.w.dilation_h * (plan.w.kernel_h - 1);
+  const int64_t fit = (lines - beyond - 1) / plan.w.step_h + 1;
+  const int64_t fair = (plan.out_height + threads - 1) / threads;
+  return std::clamp<int64_t>(fit, 1, fair);
+}
+
+void slide_block(const pb_binary& layer, const Plan& plan, const uint8_t* image_bits, int64_t image,
+                 int64_t group, int64_t first, int64_t count, const Output& out) {
+  const Product product = product_of(layer, group);
+  const int64_t width = layer.outputs * layer.groups;
+  const int64_t row = image * plan.positions() + first * plan.out_width;
+  const Sink sink = sink_at(out.values, out.bits, width, row, group * layer.outputs);
+  const pb_window& w = plan.w;
+  binary_kernels().slide({product, image_bits, plan.width, plan.pixel_bytes, w.kernel_h, w.kernel_w,
+                          w.step_h, w.step_w, w.dilation_h, plan.out_width, first, count, sink});
+}
+
 void convolve(const pb_binary& layer, const Plan& plan, const Input& input, const Output& out, int threads) {
   static thread_local Scratch scratch;
   const int64_t images = plan.w.batch * layer.groups;
@@ -171,13 +192,17 @@ void convolve(const pb_binary& layer, const Plan& plan, const Input& input, cons
   for_parts(images, team, [&](int64_t part) {
     sign_image(plan, input, part / layer.groups, part % layer.groups, bits + part * plan.image_bytes());
   });
-  const int64_t share = images >= team ? 1 : team;
-  const int64_t block = rows_at_once(plan.positions(), padded_bytes(layer.row_bytes), static_cast<int>(share));
-  const int64_t blocks = (plan.positions() + block - 1) / block;
+  const int share = images >= team ? 1 : team;
+  const bool slides = binary_kernels().slide && can_slide(plan.w, plan.pixel_bytes, plan.out_width);
+  const int64_t all = slides ? plan.out_height : plan.positions();
+  const int64_t block = slides ? lines_at_once(plan, share)
+                               : rows_at_once(all, padded_bytes(layer.row_bytes), share);
+  const int64_t blocks = (all + block - 1) / block;
   for_parts(images * blocks, team, [&](int64_t part) {
     const int64_t image = part / blocks, first = part % blocks * block;
-    convolve_block(layer, plan, bits + image * plan.image_bytes(), image / layer.groups,
-                   image % layer.groups, first, std::min(block, plan.positions() - first), out);
+    (slides ? slide_block : convolve_block)(layer, plan, bits + image * plan.image_bytes(),
+                                            image / layer.groups, image % layer.groups, first,
+                                            std::min(block, all - first), out);
   });
 }
 

@@ -11,8 +11,53 @@
 namespace proxbit {
 namespace {
 
-// What a row becomes: floats, floats behind a register that wraps, or bits.
-enum class Out { values, wrapped, bits };
+// Eight counts per vector, in the order of the outputs, from counts in bytes.
+inline void widen_bytes(Vec v, Vec* to) {
+  const Vec mask = _mm256_set1_epi32(0xff);
+  to[0] = _mm256_and_si256(v, mask);
+  to[1] = _mm256_and_si256(_mm256_srli_epi32(v, 8), mask);
+  to[2] = _mm256_and_si256(_mm256_srli_epi32(v, 16), mask);
+  to[3] = _mm256_srli_epi32(v, 24);
+}
+
+// The same from signed bytes.
+inline void widen_signed(Vec v, Vec* to) {
+  to[0] = _mm256_srai_epi32(_mm256_slli_epi32(v, 24), 24);
+  to[1] = _mm256_srai_epi32(_mm256_slli_epi32(v, 16), 24);
+  to[2] = _mm256_srai_epi32(_mm256_slli_epi32(v, 8), 24);
+  to[3] = _mm256_srai_epi32(v, 24);
+}
+
+// The same from counts in 16 bits: even and odd bytes apart.
+inline void widen_words(Vec even, Vec odd, Vec* to) {
+  const Vec mask = _mm256_set1_epi32(0xffff);
+  to[0] = _mm256_and_si256(even, mask);
+  to[1] = _mm256_and_si256(odd, mask);
+  to[2] = _mm256_srli_epi32(even, 16);
+  to[3] = _mm256_srli_epi32(odd, 16);
+}
+
+inline Vec bytes_of(Vec even, Vec odd) {  // modulo 256
+  return _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi16(0xff)), _mm256_slli_epi16(odd, 8));
+}
+inline Vec even_bytes(Vec v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
+inline Vec odd_bytes(Vec v) { return _mm256_srli_epi16(v, 8); }
+
+// What a row becomes: floats, floats behind a register that wraps, floats behind the usual register of
+// 8 bits and slope 2, or bits.
+enum class Out { values, wrapped, cyclic8, bits };
+
+inline bool is_usual_register(const Product& product) {
+  return product.register_bits == 8 && product.slope == 2.0f;
+}
+
+// The cyclic function of slope 2 on a register of 8 bits, as integers: |m| or 256 - 2 |m|, whichever is
+// less, with the sign of m. At -128 both bytes of the second are 0.
+INLINE Vec cyclic8(Vec m) {
+  const Vec size = _mm256_abs_epi8(m);
+  const Vec back = _mm256_sub_epi8(_mm256_setzero_si256(), _mm256_add_epi8(size, size));
+  return _mm256_sign_epi8(_mm256_min_epu8(size, back), m);
+}
 
 // `count` values, continued with zeros where a whole panel would reach behind the end.
 template <class T>
@@ -32,7 +77,8 @@ class Panel {
         activation_(product.activation),
         sink_(sink),
         begin_(index * kPanel),
-        offset_(_mm256_set1_epi32(static_cast<int>(product.offset))) {
+        offset_(_mm256_set1_epi32(static_cast<int>(product.offset))),
+        offset_value_(_mm256_set1_ps(static_cast<float>(product.offset))) {
     if constexpr (out == Out::bits) {
       low_ = whole_panel(product.low + begin_, width, ints_[0]);
       high_ = whole_panel(product.high + begin_, width, ints_[1]);
@@ -50,6 +96,16 @@ class Panel {
     reach_ = _mm256_set1_ps(static_cast<float>(static_cast<double>(product.slope) * half));
   }
 
+  // From counts of matches modulo 256 to eight counts per vector, or to eight values of cyclic8.
+  INLINE void from_counts(Vec counts, Vec* to) const {
+    if constexpr (out == Out::cyclic8) {
+      const Vec sums = _mm256_sub_epi8(_mm256_add_epi8(counts, counts), offset_byte());
+      widen_signed(cyclic8(sums), to);
+    } else {
+      widen_bytes(counts, to);
+    }
+  }
+
   // From counts of matches, eight outputs per vector, to one row of the output.
   template <int Vectors>
   INLINE void write(int64_t row, const Vec (&matches)[4 * Vectors]) const {
@@ -63,6 +119,7 @@ class Panel {
   const int64_t width;
 
  private:
+  INLINE Vec offset_byte() const { return _mm256_set1_epi8(static_cast<char>(_mm256_cvtsi256_si32(offset_))); }
   INLINE Vec sum(Vec matches) const { return _mm256_sub_epi32(_mm256_add_epi32(matches, matches), offset_); }
   INLINE Vec wrapped(Vec sum) const { return _mm256_sra_epi32(_mm256_sll_epi32(sum, shift_), shift_); }
 
@@ -73,9 +130,14 @@ class Panel {
   }
 
   INLINE __m256 value(Vec matches, int i) const {
-    const Vec s = sum(matches);
-    __m256 value = _mm256_cvtepi32_ps(out == Out::wrapped ? wrapped(s) : s);
-    if constexpr (out == Out::wrapped) value = cyclic(value);
+    __m256 value;
+    if constexpr (out == Out::wrapped) {
+      value = cyclic(_mm256_cvtepi32_ps(wrapped(sum(matches))));
+    } else if constexpr (out == Out::cyclic8) {
+      value = _mm256_cvtepi32_ps(matches);  // the value itself: see from_counts
+    } else {  // a fused step, but between integers: exact
+      value = _mm256_fmsub_ps(_mm256_cvtepi32_ps(matches), _mm256_set1_ps(2.0f), offset_value_);
+    }
     value = _mm256_mul_ps(value, _mm256_loadu_ps(scale_ + 8 * i));
     return _mm256_add_ps(value, _mm256_loadu_ps(bias_ + 8 * i));
   }
@@ -122,30 +184,10 @@ class Panel {
   const Sink& sink_;
   int64_t begin_;
   Vec offset_;
+  __m256 offset_value_;
   __m128i shift_ = _mm_setzero_si128();
   __m256 back_ = _mm256_setzero_ps(), reach_ = _mm256_setzero_ps();
 };
-
-// Eight counts per vector, in the order of the outputs, from counts in bytes.
-inline void widen_bytes(Vec v, Vec* to) {
-  const Vec mask = _mm256_set1_epi32(0xff);
-  to[0] = _mm256_and_si256(v, mask);
-  to[1] = _mm256_and_si256(_mm256_srli_epi32(v, 8), mask);
-  to[2] = _mm256_and_si256(_mm256_srli_epi32(v, 16), mask);
-  to[3] = _mm256_srli_epi32(v, 24);
-}
-
-// The same from counts in 16 bits: even and odd bytes apart.
-inline void widen_words(Vec even, Vec odd, Vec* to) {
-  const Vec mask = _mm256_set1_epi32(0xffff);
-  to[0] = _mm256_and_si256(even, mask);
-  to[1] = _mm256_and_si256(odd, mask);
-  to[2] = _mm256_srli_epi32(even, 16);
-  to[3] = _mm256_srli_epi32(odd, 16);
-}
-
-inline Vec even_bytes(Vec v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
-inline Vec odd_bytes(Vec v) { return _mm256_srli_epi16(v, 8); }
 
 }  // namespace
 }  // namespace proxbit

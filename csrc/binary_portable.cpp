@@ -78,6 +78,6 @@ void multiply(const Product& product, const uint8_t* rows, int64_t count, int64_
 
 }  // namespace
 
-const BinaryKernels portable_binary = {sign_row, sign_pixels, multiply};
+const BinaryKernels portable_binary = {sign_row, sign_pixels, multiply, nullptr};
 
 }  // namespace proxbit

@@ -62,9 +62,9 @@ class _PackedConv(PackedLayer):
         self.border = tuple(conv._reversed_padding_repeated_twice)
         self.mode = conv.padding_mode
         self.stride, self.dilation, self.groups = conv.stride, conv.dilation, conv.groups
+        self.window = self._window()
 
-    @property
-    def window(self) -> Window:
+    def _window(self) -> Window:
         """The geometry with two dimensions, and the border that the kernel adds."""
         lift = (1,) if len(self.shape) == 3 else ()
         border = self.border if self.mode == "zeros" else tuple(0 for _ in self.border)
