@@ -223,6 +223,15 @@ def test_each_channel_has_its_shift(lead: int, channels: int, trailing: list[int
     assert torch.equal(found, g * maps.triangle(x - shift, s))
 
 
+@pytest.mark.parametrize("shape", [(20_000,), (2, 1)], ids=str)
+def test_rows_longer_than_one_part_keep_their_shifts(shape: tuple[int, ...]) -> None:
+    x, g, s = *torch.randn(2, 2, 20_000), torch.tensor(1.5)
+    shift = torch.randn(shape)
+    assert torch.equal(fused.forward(maps.poly, x, s, shift), maps.poly(x - shift, s))
+    found = fused.pull(maps.triangle, x, g, s, shift=shift)
+    assert torch.equal(found, g * maps.triangle(x - shift, s))
+
+
 @pytest.mark.parametrize("units", ["none", "one", "rows"])
 @pytest.mark.parametrize("factors", ["none", "one", "rows"])
 @pytest.mark.parametrize("shape", [(3, 5), (7, 2, 3, 3), (1, 40)], ids=str)

@@ -1,7 +1,7 @@
 """The C++ kernels, found and opened with ctypes where they were built.
 
 The environment variable PROXBIT_KERNELS chooses: ``auto`` (default), ``avx2``, ``portable`` (plain
-C++, the same bits), or ``torch`` (no kernels at all).
+C++, the same bits), or ``torch`` (no kernels at all). It is read when the kernels are first used.
 """
 
 from __future__ import annotations
