@@ -89,8 +89,8 @@ def cases(quick: bool) -> list[Case]:
         small = [Case("linear", 192, 192, 64), Case("gemv", 192, 192, 1)]
         return [*small, streaming(3072, 768), Case("conv", 16, 16, 32), Case("conv", 32, 32, 16)]
     found = [Case("linear", n, k, m) for m in (197, 64) for n, k in LAYERS]
-    found += [Case("gemv", n, k, 1) for n, k in LAYERS]
-    found += [streaming(n, k) for n, k in LAYERS]
+    found += [Case("gemv", n, k, 1) for n, k in (*LAYERS, (4096, 1024))]
+    found += [streaming(n, k) for n, k in (*LAYERS, (4096, 1024), (4096, 4096))]
     found += [Case("conv", c, c, side) for c, side in CONVS]
     return [*found, Case("conv", 128, 64, 56, stride=2)]
 

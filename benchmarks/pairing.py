@@ -18,7 +18,7 @@ from training_step import line, middle
 Call = Callable[[], Any]
 Calls = Sequence[Call]  # one per copy of a layer; a pass goes through all of them
 
-BURST = 1e-3  # seconds of a timed turn, at least
+BURST = 3e-3  # seconds of a timed turn, at least, and of the untimed passes before it
 LONG = 0.05  # seconds: what takes longer warms the caches by itself
 # Threads of the one before still spin for work when its turn is over.
 PAUSE = 2e-3
@@ -92,8 +92,8 @@ def run(calls: Calls, passes: int) -> float:
 def passes_of(calls: Calls) -> tuple[int, int]:
     """How many passes of each sort a turn needs."""
     run(calls, 1)  # the very first allocates and prepares
-    seconds = run(calls, 1)
-    return int(seconds < LONG), math.ceil(BURST / seconds)
+    passes = math.ceil(BURST / run(calls, 1))
+    return (0 if passes == 1 and run(calls, 1) > LONG else passes), passes
 
 
 def fastest(ways: Sequence[Calls]) -> Calls:

@@ -122,7 +122,9 @@ struct Weights {
     return unit_kind == PB_UNIT_GIVEN ? unit[0] : 1.0f;
   }
 
-  float scale_at(int64_t place, float used) const { return scale_kind == PB_SCALE_UNIT ? used : scale[place]; }
+  float scale_at(int64_t place, float used) const {
+    return scale_kind == PB_SCALE_UNIT ? used : scale[place];
+  }
 
   // Each row has its own unit and scale, so it is finished while it lies in the cache.
   void by_rows() const {
@@ -151,7 +153,9 @@ struct Weights {
       return sum;
     };
     if (needs_mean())
-      for_rows(how, threads, [&](int64_t row) { sums[static_cast<size_t>(row)] = loops.size(row_of(row), n); });
+      for_rows(how, threads, [&](int64_t row) {
+        sums[static_cast<size_t>(row)] = loops.size(row_of(row), n);
+      });
     const float used = settle(needs_mean() ? mean_of(total(0), all) : 0.0f, 0);
     const bool fits = scale_kind == PB_SCALE_LEAST_SQUARES;
     const bool at_once = scaled && !fits;

@@ -129,21 +129,34 @@ class Kernel:
 
     def linear(self, x: Tensor) -> Tensor:
         """The product with rows of floats, [rows, products], or of bits, [rows, row_bytes]."""
-        rows, threads = x.shape[0], torch.get_num_threads()
+        rows = x.shape[0]
         if not rows:
             return self._empty(0)
-        if not self.form.binary:
-            out = torch.empty(rows, self.width)
-            code = self.lib.pb_weight_linear(
-                self.pointer, x.data_ptr(), x.stride(0), rows, out.data_ptr(), threads
-            )
-        else:
-            out = self._empty(rows)
+        if self.bounds is not None or x.dtype == torch.uint8:
+            return self._linear_bits(x, rows)
+        # Written out: a small layer takes microseconds, and so does every call on the way to it.
+        out = torch.empty((rows, self.width))
+        if self.form.binary:
             code = self.lib.pb_binary_linear(
-                self.pointer, *self._given(x, x.stride(0)), rows, *self._taking(out), threads
-            )
+                self.pointer, x.data_ptr(), x.stride(0), self.shift, None, rows, out.data_ptr(),
+                None, torch.get_num_threads(),
+            )  # fmt: skip
+        else:
+            code = self.lib.pb_weight_linear(
+                self.pointer, x.data_ptr(), x.stride(0), rows, out.data_ptr(),
+                torch.get_num_threads(),
+            )  # fmt: skip
         if code:
             kernels.check(code)
+        return out
+
+    def _linear_bits(self, x: Tensor, rows: int) -> Tensor:
+        out = self._empty(rows)
+        code = self.lib.pb_binary_linear(
+            self.pointer, *self._given(x, x.stride(0)), rows, *self._taking(out),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        kernels.check(code)
         return out
 
     def convolve(self, x: Tensor, window: Window) -> Tensor:

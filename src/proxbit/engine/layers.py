@@ -28,6 +28,24 @@ class PackedLinear(PackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale * (signs . x) + bias; or the bits of the next layer's input, where it is fused."""
+        if torch.compiler.is_compiling():
+            return self._traced(x)
+        kernel, flat = self._kernel, x.dim() == 2
+        ready = kernel is not None and flat and x.dtype == torch.float32 and x.is_cpu
+        if ready and x.shape[1] == self.shape[1] and x.stride(1) == 1:  # the short way
+            out = kernel.linear(x)  # type: ignore[union-attr]
+            return self.rest(out) if self.after else out
+        width = self._width(x)
+        kernel = self.kernel_for(x)
+        if kernel is None:
+            return self.by_torch(x, functional.linear)
+        rows = x if flat else x.reshape(-1, width)
+        out = kernel.linear(rows if rows.stride(1) == 1 else rows.contiguous())
+        out = out if flat else out.view(*x.shape[:-1], out.shape[1])
+        return self.rest(out) if self.after else out
+
+    def _width(self, x: Tensor) -> int:
+        """Size of the last dimension, of floats or bits; it must fit."""
         bits = x.dtype == torch.uint8 and self.sources
         width = byte_count(self.shape[1]) if bits else self.shape[1]
         if x.dim() == 0 or x.shape[-1] != width:
@@ -35,18 +53,10 @@ class PackedLinear(PackedLayer):
                 f"this layer takes {self.shape[1]} values in the last dimension, "
                 f"and the input has the shape {tuple(x.shape)}"
             )
-        if torch.compiler.is_compiling():
-            return self._traced(x)
-        kernel = self.kernel_for(x)
-        if kernel is None:
-            return self.by_torch(x, functional.linear)
-        flat = x.dim() == 2  # every call that is left out counts: a small layer takes microseconds
-        rows = x if flat else x.reshape(-1, width)
-        out = kernel.linear(rows if rows.stride(1) == 1 else rows.contiguous())
-        out = out if flat else out.view(*x.shape[:-1], out.shape[1])
-        return self.rest(out) if self.after else out
+        return width
 
     def _traced(self, x: Tensor) -> Tensor:
+        self._width(x)
         if not self.traceable(x):
             return self.by_torch(x, functional.linear)
         out = ops.linear(x.detach().reshape(-1, self.shape[1]), *self.operands())

@@ -78,6 +78,7 @@ class PackedLayer(nn.Module):
         if route == "float" and self.sources:
             raise ValueError("this layer gets bits from the one before it, and so computes on bits")
         self.route = route if self._fits() else "float"
+        self._kernel = self._operands = None
 
     def finish_with(
         self, after: list[nn.Module], *, activation: int = 0, target: PackedLayer | None = None
