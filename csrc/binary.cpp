@@ -20,7 +20,7 @@ const BinaryKernels& binary_kernels() {
 }
 
 // Below this many products a second thread costs more than it brings.
-static constexpr int64_t kProductsPerThread = 80'000'000;
+static constexpr int64_t kProductsPerThread = 50'000'000;
 
 int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
