@@ -20,9 +20,11 @@ check: $(VENV)/check.done  ## lint, format and types
 sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python tools/sanitize.sh
 
-bench: $(VENV)/bench.done  ## cost of a training step and of the loop, into docs/performance.md
+bench: $(VENV)/bench.done  ## all benchmarks, into docs/performance.md (half an hour)
 	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md
 	$(BIN)/python benchmarks/epoch.py --markdown docs/performance.md
+	$(BIN)/python benchmarks/kernels.py --markdown docs/performance.md
+	$(BIN)/python benchmarks/network.py --markdown docs/performance.md
 
 $(VENV)/base.done: constraints.txt
 	$(PYTHON) -m venv $(VENV)
