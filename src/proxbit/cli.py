@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from proxbit import cli_engine, cli_train
+from proxbit import cli_engine, cli_experiments, cli_report, cli_select, cli_train
 from proxbit._version import __version__
 from proxbit.cli_errors import fail
 from proxbit.methods import METHODS, Method, find_method
@@ -166,6 +166,9 @@ app.command()(cli_engine.pack)
 app.command()(cli_engine.inspect)
 app.command()(cli_engine.run)
 app.command()(cli_engine.bench)
+app.command()(cli_experiments.reproduce)
+app.command()(cli_report.report)
+app.command()(cli_select.select)
 app.command()(cli_train.demo)
 
 

@@ -161,6 +161,8 @@ def find_method(
 ) -> Method:
     """A method by name (forgiving), around a bare pair, or itself, with any part replaced.
 
+    A name may also be FILE.py:NAME, a pair or method of the user's own; the file is executed.
+
     >>> find_method("bnn_plus_plus").name, find_method("Bi-Real").name
     ('BNN++', 'Bi-Real')
     """
@@ -191,7 +193,19 @@ def _resolve(method: str | Method | Pair, settings: str) -> Method:
         )
     if settings not in SETTINGS:
         raise ValueError(unknown("settings", settings, SETTINGS))
+    if ".py:" in method:
+        return _resolve(_own(method), settings)
     return SETTINGS[settings][_key(method)]
+
+
+def _own(spec: str) -> Method | Pair:
+    """The pair or method of the user's FILE.py:NAME; the file is executed."""
+    from proxbit.models.user import user_object  # models need nothing of methods
+
+    found = user_object(spec)
+    if not isinstance(found, Method | Pair):
+        raise ValueError(f"{spec} is a {type(found).__name__}: give a Pair or a Method")
+    return found
 
 
 def _key(name: str) -> str:

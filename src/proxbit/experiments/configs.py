@@ -1,0 +1,209 @@
+"""From a cell, its scale and what the user gives to the configuration of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from proxbit.experiments.grids import ALL_BLOCKS, Cell, Row
+from proxbit.experiments.scales import SCALES, Scale
+from proxbit.train.config import Config
+
+Given = tuple[tuple[str, str], ...]
+
+
+class Missing(ValueError):
+    """A cell lacks something that the user must provide."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user says about all cells.
+
+    Attributes:
+        data: Pairs of a row, or a glob of rows, and its images, as ``proxbit train --data``.
+        weights: Pairs of a row, or a glob of rows, and its float weights.
+        model: Instead of the model that the scale has.
+        epochs: Instead of the epochs that the scale has.
+        float_epochs: Epochs of the float network that is trained where no weights are given.
+        limit: At most so many steps per epoch.
+        settings: "default" or "paper" strengths and scales, instead of what the scale has.
+        data_root: Where CIFAR lies.
+        measure: Whether to pack and time each network; None leaves it to the scale.
+        cpu: Stay on the CPU where there is a GPU.
+    """
+
+    data: Given = ()
+    weights: Given = ()
+    model: str | None = None
+    epochs: int | None = None
+    float_epochs: int | None = None
+    limit: int | None = None
+    settings: str | None = None
+    data_root: str = "data"
+    measure: bool | None = None
+    cpu: bool = False
+
+
+# The protocols of the ablation, as switches of a run that start at "off".
+_SWITCHES: dict[str, dict[str, Any]] = {
+    "scale": {"scale": None}, "norm": {"attention_norm": True}, "pretrain": {"pretrain": None},
+    "kd": {"distill": True},
+}  # fmt: skip
+_PLAIN: dict[str, Any] = {"attention_norm": False, "pretrain": 0, "distill": False}
+
+
+def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
+    """The configuration of a cell's run; raises Missing where the user must give something.
+
+    ``folder`` is that of the results: a float network that is trained here lies in it.
+    """
+    axes, scale = cell.axes, SCALES[cell.scale]
+    values = _common(cell, options)
+    values |= {"method": axes["method"].lower(), "task": axes["task"], "seed": cell.seed}
+    values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
+    if axes["pipeline"] == "FT":
+        values["weights"] = _weights(cell, options, folder)
+    elif values.get("pretrain"):
+        values["pretrain"] = 0  # a run from random weights has nothing to recover from
+    return Config(**(values | _switches(axes, scale)))
+
+
+def _common(cell: Cell, options: Options) -> dict[str, Any]:
+    """What the runs of a row share with the float network they start from."""
+    axes, scale = cell.axes, SCALES[cell.scale]
+    values = dict(scale.common)
+    if is_imagenet(cell):
+        values |= scale.imagenet
+    if not axes["model"].startswith("ResNet"):
+        values |= scale.transformers
+    data = _for_row(options.data, cell.row) or scale.data
+    if data is None:
+        raise Missing(
+            f"row {cell.row} needs {axes['dataset']}: give it as --data {_example(axes['dataset'])}"
+        )
+    values |= {"data": data, "data_root": options.data_root, "cpu": options.cpu}
+    values |= {"model": options.model or scale.models[axes["model"]]}
+    values["normalize"] = "data" if data.startswith("fashion") else "imagenet"
+    asked = {"limit": options.limit, "settings": options.settings}
+    return values | {name: value for name, value in asked.items() if value is not None}
+
+
+def is_imagenet(cell: Cell) -> bool:
+    """Whether a cell is one on ImageNet."""
+    return cell.axes["dataset"].startswith("ImageNet")
+
+
+def _example(dataset: str) -> str:
+    name = dataset.lower().replace("-", "")
+    return "folder:DIR" if name.startswith("imagenet") else f"npz:FILE, folder:DIR or {name}"
+
+
+def _for_row(given: Given, row: str) -> str | None:
+    """What was given for a row: of several globs the last counts."""
+    return next((value for name, value in reversed(given) if fnmatchcase(row, name)), None)
+
+
+def _weights(cell: Cell, options: Options, folder: str | Path) -> str:
+    given, model = _for_row(options.weights, cell.row), SCALES[cell.scale].models
+    if given is not None:
+        return given
+    if needs_float(cell, options):
+        return str(float_folder(cell, folder))
+    name = options.model or model[cell.axes["model"]]
+    if name.startswith("timm/"):
+        return "pretrained"
+    raise Missing(
+        f"row {cell.row} is fine-tuned from float weights of {name}: give them as --weights FILE, "
+        "or have them trained first with --float-epochs N"
+    )
+
+
+def needs_float(cell: Cell, options: Options) -> bool:
+    """Whether a float network must be trained before the cell can be fine-tuned."""
+    epochs = options.float_epochs or SCALES[cell.scale].float_epochs
+    tuned = cell.axes["pipeline"] == "FT" and _for_row(options.weights, cell.row) is None
+    return tuned and epochs > 0
+
+
+def float_folder(cell: Cell, folder: str | Path) -> Path:
+    """Where the float network of a cell's model and images is trained."""
+    name = ",".join(("float", cell.scale, cell.axes["model"], cell.axes["dataset"]))
+    return Path(folder) / "runs" / name
+
+
+def float_config(cell: Cell, options: Options) -> Config:
+    """The run of the float network that a cell is fine-tuned from; it is the same for all seeds."""
+    epochs = options.float_epochs or SCALES[cell.scale].float_epochs
+    values = _common(cell, options) | {"method": "fp", "epochs": epochs, "pretrain": 0}
+    return Config(**values)
+
+
+def _switches(axes: dict[str, str], scale: Scale) -> dict[str, Any]:
+    """What a block or a set of protocols turns on and off."""
+    if "block" in axes:
+        return _PLAIN | {"only": None if axes["block"] == ALL_BLOCKS else axes["block"]}
+    if "protocols" not in axes:
+        return {}
+    on: dict[str, Any] = {"scale": "none"} | _PLAIN
+    for name in axes["protocols"].split("+"):
+        on |= _SWITCHES.get(name, {})
+    if on["pretrain"] is None:
+        on["pretrain"] = scale.transformers.get("pretrain", 1)
+    return on
+
+
+def parse_given(texts: Sequence[str], rows: Sequence[Row], what: str) -> Given:
+    """Pairs from ROW=VALUE, or from one bare VALUE that must suit all rows.
+
+    >>> parse_given(["npz:a.npz"], [Row("cifar10", "ResNet20", "CIFAR-10", ())], "data")
+    (('*', 'npz:a.npz'),)
+    """
+    return tuple(_pair(text, rows, what) for text in texts)
+
+
+def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    names = [row.name for row in rows]
+    if equals and any(fnmatchcase(each, name) for each in names):
+        return name, value
+    kinds = list(dict.fromkeys(row.dataset if what == "data" else row.model for row in rows))
+    if len(kinds) > 1:
+        raise ValueError(
+            f"--{what} {text} is for one row, and these are of {', '.join(kinds)}: write "
+            f"--{what} {names[0]}=... once per row, or choose --rows"
+        )
+    return "*", text
+
+
+# What train.setup.resolve fills in, and what is only a way to say where something lies.
+_LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "rate", "weight_decay", "relu",
+              "distill", "attention_norm", "pretrain")  # fmt: skip
+_PLACES = ("model", "data", "weights")
+_ASIDE = ("data_root", "download", "workers", "cpu")
+
+
+def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
+    """Options of a run that are not as wanted, in words."""
+    asked = asdict(wanted)
+    names = [each.name for each in fields(Config) if each.name not in _ASIDE]
+    pairs = ((name, asked[name], kept.get(name)) for name in names)
+    return [
+        f"{name} {old}, not {new}"
+        for name, new, old in pairs
+        if not (new is None and name in _LEFT_OPEN) and _short(name, new) != _short(name, old)
+    ]
+
+
+def _short(name: str, value: Any) -> Any:
+    """A place by the name of its file alone: folders may move."""
+    return Path(value).name if name in _PLACES and isinstance(value, str) else value
+
+
+def check_alike(wanted: Config, kept: dict[str, Any], where: str) -> None:
+    """One sentence where a cell was run with other options."""
+    if odd := differences(wanted, kept):
+        raise ValueError(f"{where} has {odd[0]}: give the same options, or choose another --out")

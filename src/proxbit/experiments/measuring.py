@@ -1,0 +1,44 @@
+"""What is measured of a finished run besides its accuracy: bytes, milliseconds, the verdict."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from proxbit.deploy.files import float_network, packed_network
+from proxbit.deploy.runs import FILE, pack_run
+from proxbit.deploy.speed import measure, noise
+from proxbit.engine.file import read
+from proxbit.methods import find_method
+from proxbit.theory import check
+from proxbit.train.config import Config
+from proxbit.train.folder import RunFolder
+
+SECONDS = 1.5
+
+
+def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None:
+    """Bytes of the packed file and milliseconds of one image; None for a float run."""
+    config = RunFolder(run).options()
+    if not find_method(config.method, config.settings).binary:
+        return None
+    skeleton = config.model if ".py" in config.model else None
+    path = run / FILE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice for people who pack by hand
+        done = pack_run(run, force=True)
+        held = read(path)
+        shape = (held.about.input or {})["shape"]
+        packed, plain = packed_network(path, held, skeleton), float_network(path, held, skeleton)
+        found = measure(packed, plain, noise(1, *shape), seconds)
+    return {
+        "bytes": done.bytes, "ms": found.packed.median, "float_ms": found.float32.median,
+        "threads": found.threads, "kernels": found.kernels,
+    }  # fmt: skip
+
+
+def verdict_of(config: Config) -> str:
+    """What the theory says of a run's method at its strengths."""
+    method = find_method(config.method, config.settings)
+    return str(check(method)) if method.binary else "float: there is no pair to judge"

@@ -1,0 +1,77 @@
+"""How large runs are: from a check of the machinery to what the paper did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxbit.experiments import stand_ins
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the runs are.
+
+    Attributes:
+        text: What it is, in a few words.
+        models: From the paper's names to what trains.
+        epochs: By pipeline.
+        common: Options of every run.
+        transformers: Further options of runs with attention.
+        imagenet: Further options of runs on ImageNet.
+        data: The images where none are given; None asks for them.
+        float_epochs: Epochs of the float network that fine-tuning starts from; 0 asks for weights.
+        measure: Whether packed networks are timed.
+    """
+
+    text: str
+    models: dict[str, str]
+    epochs: dict[str, int]
+    common: dict[str, Any]
+    transformers: dict[str, Any] = field(default_factory=dict)
+    imagenet: dict[str, Any] = field(default_factory=dict)
+    data: str | None = None
+    float_epochs: int = 0
+    measure: bool = True
+
+
+def _tiny(function: str) -> str:
+    return f"{Path(stand_ins.__file__)}:{function}"
+
+
+_VITS = ("ViT-B", "DeiT-T")
+_TINY = {"Swin-T": _tiny("small_swin"), "NesT-T": _tiny("small_nest")}
+SCALES: dict[str, Scale] = {
+    "smoke": Scale(
+        "seconds per cell: embedded images, tiny models of the same family, four steps",
+        models={
+            "ResNet20": "resnet8", "ResNet50": _tiny("bottlenecks"), **_TINY,
+            **dict.fromkeys(_VITS, _tiny("small_vit")),
+        },
+        epochs={"FT": 1, "E2E": 1},
+        common={"limit": 4, "batch": 64, "recalibrate": 2},
+        transformers={"augment": "crop"}, data="fashion", float_epochs=1, measure=False,
+    ),
+    "small": Scale(
+        "minutes per cell on two cores: real images, few epochs",
+        models={
+            "ResNet20": "resnet20", "ResNet50": "timm/resnet50", **_TINY,
+            **dict.fromkeys(_VITS, "tiny_vit"),
+        },
+        epochs={"FT": 3, "E2E": 6}, common={"limit": 400},
+        transformers={"augment": "crop"}, imagenet={"image_size": 64, "limit": 25}, float_epochs=10,
+    ),
+    "paper": Scale(
+        "the paper's models and epochs: a cluster of GPUs",
+        models={
+            "ResNet20": "resnet20", "ResNet50": "timm/resnet50",
+            "ViT-B": "timm/vit_base_patch16_224", "DeiT-T": "timm/deit_tiny_patch16_224",
+            "DeiT-S": "timm/deit_small_patch16_224", "DeiT-B": "timm/deit_base_patch16_224",
+            "Swin-T": "timm/swin_tiny_patch4_window7_224", "NesT-T": "timm/nest_tiny",
+        },
+        epochs={"FT": 100, "E2E": 300}, common={"settings": "paper"},
+        transformers={"image_size": 224, "batch": 512, "pretrain": 5},
+        imagenet={"image_size": 224, "batch": 256, "workers": 8},
+    ),
+}  # fmt: skip

@@ -1,0 +1,163 @@
+"""``proxbit reproduce`` as people and scripts meet it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from proxbit.cli import app
+from proxbit.experiments.board import Board, inside
+from proxbit.experiments.configs import Options
+from proxbit.experiments.grids import GRIDS
+from proxbit.experiments.planning import Wish, plan
+from proxbit.experiments.results import FILE, KINDS, ResultLine, read_results
+from proxbit.experiments.running import Event
+
+NETS = """
+from torch import nn
+
+def net(classes, channels):
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("place")
+    (path / "net.py").write_text(NETS)
+    labels = np.arange(256) % 3
+    images = np.random.default_rng(0).integers(0, 255, (256, 8, 8, 3)).astype("u1")
+    np.savez(path / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return path
+
+
+def said(*arguments: str, status: int = 0):
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == status, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def small(place: Path, *more: str) -> list[str]:
+    return [
+        "cnn", "--rows", "cifar10", "--scale", "small", "--data", f"npz:{place}/i.npz", "--model",
+        f"{place}/net.py:net", "--pipelines", "E2E", "--tasks", "BW", "--limit", "2", "--cpu",
+        "--no-measure", *more,
+    ]  # fmt: skip
+
+
+def test_without_arguments_it_lists_everything():
+    text = said().output
+    for grid in GRIDS.values():
+        assert f"\n{grid.name}: " in text
+
+
+def test_cells_run_and_are_skipped_the_second_time(place, tmp_path):
+    call = small(place, "--methods", "FP,BC", "--epochs", "1", "--out", str(tmp_path / "r"))
+    first = said(*call).output
+    assert "2 of 2  cifar10 E2E BW BC seed 0: hard " in first and "2 done; see" in first
+    lines = read_results(tmp_path / "r")
+    assert [line.key["method"] for line in lines] == ["FP", "BC"]
+    assert "2 skipped; see  proxbit report" in said(*call).output
+    assert read_results(tmp_path / "r") == lines
+    words = said(*call[:-2], "--limit", "3", "--out", str(tmp_path / "r"), status=2).output
+    assert "has limit 2, not 3" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["cn"], "unknown grid 'cn': did you mean 'cnn'"),
+        (["cnn", "--rows", "cifar"], "unknown row of cnn 'cifar'"),
+        (["cnn", "--scale", "tiny"], "unknown scale 'tiny'"),
+        (["cnn", "--seeds", "0,x"], "--seeds are whole numbers with commas"),
+        (["cnn", "--seeds", ","], "--seeds are whole numbers with commas"),
+        (["cnn", "--methods", "bnn3"], "unknown method 'bnn3'"),
+        (["cnn", "--data", "npz:a.npz"], "is for one row, and these are of CIFAR-10"),
+        (["ptb", "--rows", "vit-b-cifar10"], "has no stand-in at scale smoke"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_no_folder(arguments, words, tmp_path):
+    result = said(*arguments, "--out", str(tmp_path / "r"), status=2)
+    assert result.output.startswith("proxbit: ") and words in result.output
+    assert result.output.count("\n") == 1 and not (tmp_path / "r").exists()
+
+
+def test_what_is_missing_is_said_once_for_all_its_cells(tmp_path):
+    result = said("cnn", "--scale", "small", "--out", str(tmp_path), status=2)
+    assert "80 refused" in result.output
+    for words in ("row cifar10 needs CIFAR-10: give it as --data npz:FILE", "needs ImageNet-1K"):
+        assert result.output.count(words) == 1
+    assert "(40 cells)" in result.output and not (tmp_path / FILE).exists()
+
+
+def test_results_of_another_version_are_refused_and_kept(place, tmp_path):
+    (tmp_path / FILE).write_text('{"version": 99}\n')
+    result = said(*small(place, "--methods", "BC", "--out", str(tmp_path)), status=2)
+    assert "line 1, is of version 99" in result.output
+    assert (tmp_path / FILE).read_text() == '{"version": 99}\n'
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_continue(place, tmp_path):
+    call = small(place, "--methods", "BC", "--epochs", "100000", "--out", str(tmp_path))
+    command = [sys.executable, "-m", "proxbit", "reproduce", *call]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("runs/*/last.safetensors")) and time.monotonic() < until:
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        _, words = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert words.startswith("stopped, nothing is lost: continue with  proxbit reproduce cnn --rows")
+    assert list(tmp_path.glob("runs/*/last.safetensors"))
+
+
+# The table while it runs
+
+
+def board(**console) -> Board:
+    cells = plan(Wish("cnn", rows=("cifar10",), methods=("FP", "BC"), seeds=(0, 1)))
+    return Board(cells, Options(), Console(width=100, **console))
+
+
+def test_the_table_has_the_methods_across_and_fills(tmp_path):
+    with (tmp_path / "screen").open("w") as file:
+        shown = board(file=file, force_terminal=True)
+        before = shown.left()
+        shown.watch(Event(shown.cells[0], "running", note="training", share=0.5))
+        shown.watch(Event(shown.cells[2], "broken", note="no memory"))
+        for cell in shown.cells[4:]:
+            shown.watch(Event(cell, "refused", note="no data"))
+        with shown:
+            pass
+    text = (tmp_path / "screen").read_text()
+    assert "FP" in text and "BC" in text and "cifar10 FT BWAA" in text
+    assert "..." in text and "broken" in text and "training 50 %" in text
+    assert 0 < shown.left() < before
+
+
+def test_a_place_shows_the_mean_of_its_seeds():
+    [cell, *_] = board().cells
+    halves = [Event(cell, "done", line_with(hard)) for hard in (0.5, 0.25)]
+    assert inside(halves) == "37.50" and inside(halves[:1]) == "50.00"
+    assert inside([*halves, Event(cell, "running")]) == "37.50 ..."
+    assert inside([None, Event(cell, "broken")]) == "broken"
+    assert inside([None]) == ""
+
+
+def line_with(hard: float) -> ResultLine:
+    values = {name: kinds[0]() for name, kinds in KINDS.items() if name not in ("error", "version")}
+    return ResultLine(**values | {"error": None, "result": {"hard": hard}})

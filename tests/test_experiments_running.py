@@ -1,0 +1,196 @@
+"""Cells as processes: run, skipped, resumed, retried, refused; nothing is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proxbit.experiments.configs import Missing, Options
+from proxbit.experiments.measuring import packed_figures, verdict_of
+from proxbit.experiments.planning import Wish, plan
+from proxbit.experiments.process import wait_for
+from proxbit.experiments.results import FILE, append_result, read_results, sole_writer
+from proxbit.experiments.running import run_cell, run_folder, run_grid
+from proxbit.train import Config, fit
+from proxbit.train.folder import RunFolder
+from proxbit.train.records import read_records
+
+NETS = """
+import os
+from pathlib import Path
+from torch import nn
+
+def net(classes, channels):
+    return nn.Sequential(
+        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
+    )
+
+def dies_once(classes, channels):
+    marker = Path(__file__).with_name("died")
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), 9)
+    return net(classes, channels)
+
+def dies(classes, channels):
+    with Path(__file__).with_name("tries").open("a") as file:
+        file.write("x")
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("place")
+    (path / "net.py").write_text(NETS)
+    labels = np.arange(256) % 3
+    noise = np.random.default_rng(0).integers(0, 120, (256, 8, 8, 3))
+    images = (noise + 60 * labels[:, None, None, None]).astype("u1")
+    np.savez(path / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return path
+
+
+def cells(*methods: str, seeds: tuple[int, ...] = (0,)):
+    return plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW",), methods, seeds))
+
+
+def options(place: Path, net: str = "net", **more) -> Options:
+    data = (("*", f"npz:{place}/i.npz"),)
+    values = {"epochs": 2, "limit": 2, "measure": False, "cpu": True} | more
+    return Options(data=data, model=f"{place}/net.py:{net}", **values)
+
+
+def states(events) -> list[str]:
+    return [event.state for event in events]
+
+
+def test_a_cell_runs_once_and_its_line_says_everything(place, tmp_path):
+    wanted, asked = cells("BNN++"), options(place)
+    assert states(run_grid(wanted, asked, tmp_path)) == ["done"]
+    before = (tmp_path / FILE).read_bytes()
+    [line] = read_results(tmp_path)
+    run = run_folder(wanted[0], tmp_path)
+    assert line.cell == wanted[0]
+    assert line.result == json.loads((run / "result.json").read_text())
+    assert line.config == json.loads((run / "config.json").read_text())
+    assert line.curve == [record.to_dict() for record in read_records(run / "metrics.jsonl")]
+    assert line.verdict.startswith("admitted") and line.packed is None
+    assert {"proxbit", "torch", "numpy", "python"} <= line.versions.keys() and line.seconds > 0
+    assert states(run_grid(wanted, asked, tmp_path)) == ["skipped"]
+    assert (tmp_path / FILE).read_bytes() == before
+    with pytest.raises(ValueError, match="has epochs 2, not 3: give the same options, or choose"):
+        run_grid(wanted, replace(asked, epochs=3), tmp_path)
+    broken = replace(line, result=None, error="no memory", curve=[])
+    append_result(tmp_path / "b", broken)  # a broken cell is tried anew, and its old line stays
+    (tmp_path / "b" / "runs").symlink_to(tmp_path / "runs")
+    assert states(run_grid(wanted, asked, tmp_path / "b")) == ["done"]
+    old, new = read_results(tmp_path / "b")
+    assert old == broken and new.result == line.result
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_run_and_the_next_call_continues_it(place, tmp_path):
+    wanted, asked = cells("BC"), options(place, epochs=20)
+
+    def press(event):
+        if event.share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_grid(wanted, asked, tmp_path, press)
+    run = run_folder(wanted[0], tmp_path)
+    kept = (run / "last.safetensors").stat().st_mtime_ns
+    assert not (run / "result.json").exists() and not (tmp_path / FILE).exists()
+    wait_for(RunFolder(run))  # its process has ended
+    seen = read_records(run / "metrics.jsonl")
+    assert kept and seen[-1].epoch < 20
+    assert states(run_grid(wanted, asked, tmp_path)) == ["done"]
+    [line] = read_results(tmp_path)
+    assert line.curve[: len(seen)] == [record.to_dict() for record in seen]
+    assert [record["epoch"] for record in line.curve] == list(range(1, 21))
+
+
+@pytest.mark.slow
+def test_a_cell_that_dies_is_tried_again_and_one_that_dies_twice_is_reported(place, tmp_path):
+    assert states(run_grid(cells("BC"), options(place, "dies_once"), tmp_path / "a")) == ["done"]
+    [event] = run_grid(cells("BC"), options(place, "dies"), tmp_path / "b")
+    assert event.state == "broken" and "ended by signal 9" in event.note
+    [line] = read_results(tmp_path / "b")
+    assert line.result is None and line.error == event.note and not line.done
+    assert (place / "tries").read_text() == "xx"
+
+
+def test_missing_data_stops_its_own_cells_only(place, tmp_path):
+    both = cells("FP") + plan(Wish("cnn", "small", ("imagenet",), ("E2E",), ("BW",), ("FP",)))
+    asked = replace(options(place), data=(("cifar10", f"npz:{place}/no.npz"),))
+    events = run_grid(both, asked, tmp_path)
+    assert states(events) == ["refused", "refused"]
+    assert "no.npz" in events[0].note and "give it as --data folder:DIR" in events[1].note
+    assert not (tmp_path / FILE).exists()  # nothing ran, nothing is recorded
+    with pytest.raises(Missing):
+        run_cell(both[1], asked, tmp_path)
+
+
+def test_a_folder_in_use_is_left_alone(place, tmp_path):
+    with (
+        sole_writer(tmp_path),
+        pytest.raises(ValueError, match="another process is writing results into"),
+    ):
+        run_grid(cells("BC"), options(place), tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+DRIVER = """
+import sys
+from proxbit.experiments.configs import Options
+from proxbit.experiments.planning import Wish, plan
+from proxbit.experiments.running import run_grid
+place, out = sys.argv[1:]
+options = Options(data=(("*", f"npz:{place}/i.npz"),), model=f"{place}/net.py:net", epochs=100_000)
+run_grid(plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW",), ("BC",))), options, out)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_the_run_of_a_killed_driver_saves_itself_and_leaves_its_folder(place, tmp_path):
+    command = [sys.executable, "-c", DRIVER, str(place), str(tmp_path)]
+    run = run_folder(cells("BC")[0], tmp_path)
+    with subprocess.Popen(command) as driver:
+        until = time.monotonic() + 60
+        while not (run / "last.safetensors").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        os.kill(driver.pid, signal.SIGKILL)
+    wait_for(RunFolder(run))  # raises if another process keeps the folder
+    assert (run / "last.safetensors").exists() and not (run / "result.json").exists()
+    with sole_writer(tmp_path):
+        pass
+
+
+# What is measured besides
+
+
+def test_packed_figures_are_those_of_the_file(place, tmp_path):
+    data = {"data": f"npz:{place}/i.npz", "epochs": 1, "limit": 1, "cpu": True}
+    for method in ("bnn++", "fp"):
+        list(fit(Config(model="resnet8", method=method, **data), tmp_path / method))
+    found = packed_figures(tmp_path / "bnn++", seconds=0.01)
+    assert found["bytes"] == (tmp_path / "bnn++" / "net.safetensors").stat().st_size
+    assert found["ms"] > 0 and found["float_ms"] > 0
+    assert packed_figures(tmp_path / "fp") is None
+
+
+def test_the_verdict_follows_the_method_and_its_settings():
+    assert verdict_of(Config(method="bnn++")).startswith("admitted")
+    assert verdict_of(Config(method="bnn+", settings="paper")).startswith("refused: ")
+    assert verdict_of(Config(method="pq")).startswith("refused: the step starts from the quantized")
+    assert verdict_of(Config(method="fp")).startswith("float")
