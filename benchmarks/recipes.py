@@ -60,6 +60,13 @@ ROUNDS: dict[str, list[Cell]] = {
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": grid(task=("BWA", "BWAA"), method=("bnn++", "bc", "bnn")),
     "relu": grid(task="BWA", method="bnn++", relu=("keep", "prelu", "identity")),
+    "inputs": grid(task="BWA", method="bnn++", input_strength=("2", "1:5", "1", "5", "2:10")),
+    "inputs-sharp": [
+        *grid(task="BWA", method="bnn++", input_strength=("1:5", "2"), sharp=(0.3, 0.6)),
+        *grid(task="BWA", method=("bnn+", "pc", "bi-real")),
+        *grid(task="BWA", method="bnn++", input_strength="1:10:log"),
+    ],
+    "inputs-rate": grid(task="BWA", method=("bc", "bnn", "bnn++"), rate=(1e-3, 1e-2)),
     "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
     "tune": [
         *grid(method="ede+", strength=("0.2:40:log", "1:40:log")),

@@ -24,7 +24,7 @@ def test_the_quick_demo_shows_every_method_and_packs_the_last_two() -> None:
     done = run("-m", "proxbit", "demo", "--quick")
     assert done.returncode == 0, done.stderr
     trained, packed = done.stdout.split("The same networks, packed")
-    for method in ("BC BW", "BNN+ BW", "BNN++ BW", "BNN++ BWA"):
+    for method in ("BC BW", "BNN++ BW", "BNN++ BWA"):
         assert f" {method} " in trained
     assert "seed 0" in trained
     rows = [line.split("│")[1:-1] for line in packed.splitlines() if "BNN++" in line]

@@ -1,6 +1,7 @@
 """Kernels with binary weights and float inputs, against sums in float64."""
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_int, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from torch.nn import functional
 
 import proxbit
 
-PATH = Path(proxbit.__file__).parent / "engine" / "libproxbit.so"
+BUILT = Path(proxbit.__file__).parent / "engine" / "libproxbit.so"
+PATH = Path(os.environ.get("PROXBIT_LIBRARY", BUILT))
 if not PATH.exists():
     pytest.skip("the kernels are not built: pip install -e .", allow_module_level=True)
 LIBRARY = ctypes.CDLL(str(PATH))

@@ -23,8 +23,9 @@ from proxbit.data.folder import Files, FolderSet
 from proxbit.deploy.files import float_network, inspect_file, packed_network
 from proxbit.deploy.images import InputForm, read_image
 from proxbit.deploy.runs import compare, input_of
-from proxbit.deploy.speed import Speed, Timing, race
+from proxbit.deploy.speed import Speed, Timing
 from proxbit.engine.file import read
+from proxbit.engine.timing import race
 
 # Files
 

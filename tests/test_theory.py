@@ -107,6 +107,14 @@ def _wave_slope(a, b, w, s):
     return a + b * torch.cos(w)
 
 
+def _ripple(b, w, s):
+    return w + b * torch.sin(w) * torch.exp(-w * w / 8)
+
+
+def _ripple_slope(b, w, s):
+    return 1 + b * (torch.cos(w) - w * torch.sin(w) / 4) * torch.exp(-w * w / 8)
+
+
 def _cut(a, b, w, s):
     return w.clamp(-1 - abs(b), 1 + abs(b))
 
@@ -222,7 +230,19 @@ def test_a_kink_of_forward_is_not_a_jump(by, power):
         assert check(moved).admitted, f"{moved.name}: {check(moved)}"
 
 
-@pytest.mark.xfail(strict=True, reason="spec 14 counts a jump J of F as J / B, whatever its sign")
+@given(
+    bend=numbers(-4.0, 4.0),
+    p=st.one_of(linear_quantizers(), st.sampled_from([_identity, _sign])),
+    by=numbers(-2, 2),
+)
+def test_a_transform_may_rise_and_fall(bend, p, by):
+    def moved(w, s):
+        return p(w - by, s)
+
+    pair = pb.from_transform(partial(_ripple, bend), partial(_ripple_slope, bend), moved)
+    assert check(pair).admitted, str(check(pair))
+
+
 def test_a_prox_may_jump_to_where_the_transform_falls():
     # The paper's BNN++ with a non-trivial r. T is free inside the gap of P, so F may jump up
     # while B is negative: T(0.6) > T(-0.6) although T'(0.6) < 0.
@@ -231,7 +251,24 @@ def test_a_prox_may_jump_to_where_the_transform_falls():
         pb.maps.sign_swish_slope,
         lambda w, s: pb.prox.linear_quantizer(w, 0.5, 0.6),
     )
-    assert check(pair, 5.0).admitted, str(check(pair, 5.0))
+    for same in (pair, pb.shifted(pair, 0.7), pb.scaled(pair, 2.0)):
+        assert check(same, 5.0).admitted, f"{same.name}: {check(same, 5.0)}"
+    found = recover(pair, 5.0)
+    w = np.linspace(-2, 2, 400) + 0.0003
+    q = pb.prox.linear_quantizer(torch.from_numpy(w), 0.5, 0.6).numpy()
+    np.testing.assert_allclose(found.prox(w), q, atol=1e-4)
+    assert found.gaps[0] == pytest.approx((-0.6, 0.6), abs=1e-6)
+    assert max(found.residuals.values()) < 1e-2
+    # F and B alone do not tell how far P jumps; then a jump counts as in the corollary's integral.
+    verdict = check(replace(pair, proximal=None), 5.0)
+    assert "F rises there while B is negative" in str(verdict)
+
+
+def test_a_pair_may_stand_still_where_its_prox_jumps():
+    # T(-1) = T(1) with other slopes: F is constant, and B is a function of P.
+    pair = pb.from_transform(lambda w, s: w**3 - w + w**2, lambda w, s: 3 * w**2 - 1 + 2 * w, _sign)
+    assert check(pair).admitted
+    assert recover(pair).gaps == ((-1.0, 1.0),)
 
 
 def test_the_reason_names_the_place():

@@ -7,13 +7,7 @@ build=build/sanitize
 mkdir -p "$build"
 cmake -S . -B "$build/cmake" -DPROXBIT_SANITIZE=ON >"$build/cmake.log"
 cmake --build "$build/cmake" --parallel 2 >>"$build/cmake.log" || { tail -n 30 "$build/cmake.log"; exit 1; }
-# A second package of links, whose only file of its own is the library.
-rm -rf "$build/src"
-mkdir -p "$build/src"
-cp --recursive --symbolic-link "$PWD/src/proxbit" "$build/src/proxbit"
-rm -f "$build/src/proxbit/engine/libproxbit.so"
-cp "$build/cmake/libproxbit.so" "$build/src/proxbit/engine/libproxbit.so"
-export PYTHONPATH="$PWD/$build/src" PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+export PROXBIT_LIBRARY="$PWD/$build/cmake/libproxbit.so" OMP_NUM_THREADS=1
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 # With libstdc++ in front of Python, the sanitizer knows the exceptions that the kernels throw.
 LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so.6)"

@@ -44,6 +44,7 @@ def binarize(
     rule: Rule | None = None,
     scale: Scale | str | None = None,
     unit: Unit | None = None,
+    input_schedule: Schedule | None = None,
     only: Selector | None = None,
     skip: Selector | None = None,
     parametrize: Selector | None = None,
@@ -65,6 +66,7 @@ def binarize(
         rule: Where the gradient is taken and where the step starts.
         scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
         unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
+        input_schedule: Replaces the schedule of the inputs' pair in BWA and BWAA.
         only: Globs over module names, or a predicate of (name, module): binarize exactly these.
             Without it the first convolution, patch embeddings and the classifier stay float.
         skip: The same, for what stays float.
@@ -78,7 +80,10 @@ def binarize(
     Returns:
         A report: what became binary, what stayed float and why, the size when packed.
     """
-    chosen = find_method(method, settings, schedule=schedule, rule=rule, scale=scale, unit=unit)
+    chosen = find_method(
+        method, settings, schedule=schedule, rule=rule, scale=scale, unit=unit,
+        input_schedule=input_schedule,
+    )  # fmt: skip
     if task not in TASKS:
         raise ValueError(unknown("task", task, TASKS))
     if relu is not None and (isinstance(relu, nn.Module) or not callable(relu)):

@@ -20,7 +20,7 @@ from proxbit.train.config import Config
 from proxbit.train.display import Display
 from proxbit.train.fitting import open_run
 
-METHODS = (("bc", "BW"), ("bnn+", "BW"), ("bnn++", "BW"), ("bnn++", "BWA"))
+METHODS = (("bc", "BW"), ("bnn++", "BW"), ("bnn++", "BWA"))
 PACKED = METHODS[-2:]
 FLOAT = Config(method="fp", epochs=5, rate=1e-2, warmup=0.2, optimizer="adam")
 BINARY = Config(epochs=3, rate=3e-3, optimizer="adam")

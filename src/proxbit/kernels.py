@@ -1,7 +1,8 @@
 """The C++ kernels, found and opened with ctypes where they were built.
 
 The environment variable PROXBIT_KERNELS chooses: ``auto`` (default), ``avx2``, ``portable`` (plain
-C++, the same bits), or ``torch`` (no kernels at all). It is read when the kernels are first used.
+C++, the same bits), or ``torch`` (no kernels at all). PROXBIT_LIBRARY names another build of the
+library. Both are read when the kernels are first used.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def declare(loaded: Any, signatures: Signatures) -> bool:
 @cache
 def _load() -> Any:
     try:
-        loaded = ctypes.CDLL(str(_PLACE))
+        loaded = ctypes.CDLL(os.environ.get("PROXBIT_LIBRARY", str(_PLACE)))
     except OSError:
         return None
     if not declare(loaded, _SIGNATURES) or loaded.pb_abi() != ABI:

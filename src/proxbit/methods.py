@@ -158,6 +158,7 @@ def find_method(
     rule: Rule | None = None,
     scale: Scale | str | None = None,
     unit: Unit | None = None,
+    input_schedule: Schedule | None = None,
 ) -> Method:
     """A method by name (forgiving), around a bare pair, or itself, with any part replaced.
 
@@ -167,7 +168,9 @@ def find_method(
     ('BNN++', 'Bi-Real')
     """
     found = _resolve(method, settings)
-    changes = {"schedule": schedule, "rule": rule, "unit": unit}
+    changes = {
+        "schedule": schedule, "rule": rule, "unit": unit, "input_schedule": input_schedule,
+    }  # fmt: skip
     if scale is not None:
         found = replace(found, scale=find_scale(scale))
     if unit is not None and unit not in UNITS:

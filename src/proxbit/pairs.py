@@ -35,6 +35,7 @@ class Pair:
         knots: From a strength to the points where F jumps or B breaks; None if not declared.
         limit: What F tends to as the strength grows; None if it claims nothing.
         hard: Whether F is exactly +-1 at every strength.
+        proximal: P, if the pair was built from one: F and B do not show how far P jumps.
     """
 
     forward: Map
@@ -43,6 +44,7 @@ class Pair:
     knots: Knots | None = None
     limit: Callable[[Tensor], Tensor] | None = None
     hard: bool = False
+    proximal: Map | None = None
 
 
 def no_knots(strength: float) -> tuple[float, ...]:
@@ -107,7 +109,8 @@ def straight_through(proximal: Map, name: str = "straight-through") -> Pair:
 
 def from_transform(transform: Map, slope: Map, proximal: Map, name: str = "T o P") -> Pair:
     """F = T o P and B = T' o P: the decomposition that Corollary 1 asks for, built forwards."""
-    return Pair(partial(_compose, transform, proximal), partial(_compose, slope, proximal), name)
+    forward, backward = partial(_compose, transform, proximal), partial(_compose, slope, proximal)
+    return Pair(forward, backward, name, proximal=proximal)
 
 
 def from_derivative(forward: Map, name: str = "derivative") -> Pair:
@@ -124,6 +127,7 @@ def shifted(pair: Pair, by: float) -> Pair:
         name=f"{pair.name} shifted by {by:g}",
         knots=pair.knots and partial(_shift_knots, pair.knots, by),
         limit=pair.limit and partial(_shift_limit, pair.limit, by),
+        proximal=pair.proximal and partial(_shift, pair.proximal, by),
     )
 
 
@@ -137,6 +141,7 @@ def scaled(pair: Pair, by: float) -> Pair:
         knots=pair.knots and partial(_scale_knots, pair.knots, by),
         limit=pair.limit and partial(_scale_limit, pair.limit, by),
         hard=pair.hard and by == 1,
+        proximal=pair.proximal and partial(_scale_forward, pair.proximal, by),
     )
 
 

@@ -5,7 +5,6 @@ Found by tracing the model where ``torch.fx`` can, by the order of its modules o
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 from torch.nn import functional
+
+from proxbit.tracing import trace
 
 _NEVER_NEGATIVE = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.Hardsigmoid)
 _REPLACEABLE = (nn.ReLU, nn.ReLU6)
@@ -51,31 +52,9 @@ class NeverNegative:
 def never_negative(model: nn.Module, layers: Iterable[str]) -> list[NeverNegative]:
     """The named layers with a ReLU or the like in front, as far as can be seen."""
     wanted = set(layers)
-    graph = _trace(model)
+    graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
     found = _in_graph(model, graph, wanted) if graph else _in_order(model, wanted)
     return found + _in_transformer_layers(model, wanted)
-
-
-class _Tracer(fx.Tracer):
-    """Traces down to the layers that may become binary."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        weighted = isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)
-        return weighted or super().is_leaf_module(m, module_qualified_name)
-
-
-def _trace(model: nn.Module) -> fx.Graph | None:
-    """The model's graph, or None where its forward cannot be traced.
-
-    Tracing runs the user's forward with proxies, which it may store on itself: so trace a copy of
-    the modules, sharing the tensors.
-    """
-    shared = [*model.parameters(), *model.buffers()]
-    try:
-        twin = copy.deepcopy(model, {id(t): t for t in shared})
-        return _Tracer().trace(twin)
-    except Exception:  # whatever a user's forward raises on a proxy
-        return None
 
 
 def _in_graph(model: nn.Module, graph: fx.Graph, wanted: set[str]) -> list[NeverNegative]:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.bits import unpack_bits
 from proxbit.engine.container import read_container
 from proxbit.engine.contents import About, Contents, PackedWeight
 from proxbit.engine.file import read
@@ -137,9 +136,8 @@ def _places(path: str | Path) -> dict[str, slice]:
 
 
 def _binary_part(w: PackedWeight) -> Part:
-    held = sum(t.nbytes for t in (w.bits, w.scale, w.shift) if t is not None)
     kind = _KINDS.get(len(w.shape), "other")
-    return Part(w.label.removesuffix(".weight"), kind, math.prod(w.shape), 1, held)
+    return Part(w.label.removesuffix(".weight"), kind, math.prod(w.shape), 1, w.nbytes)
 
 
 def _stored_bytes(name: str, stored: dict[str, int]) -> int:
@@ -179,11 +177,7 @@ def float_network(path: str | Path, held: Contents, skeleton: str | None = None)
 
 def _dense(pieces: list[PackedWeight]) -> Tensor:
     """The whole float tensor of the binary weights that are its rows."""
-    rows = []
-    for w in sorted(pieces, key=lambda w: w.rows or (0, 0)):
-        scale = torch.ones(1) if w.scale is None else w.scale
-        rows.append(unpack_bits(w.bits, w.shape) * scale.reshape(-1, *(1 for _ in w.shape[1:])))
-    return torch.cat(rows)
+    return torch.cat([w.dense() for w in sorted(pieces, key=lambda w: w.rows or (0, 0))])
 
 
 def _skeleton(about: About, spec: str | None) -> nn.Module | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.engine.kernels import isa
-from proxbit.engine.packing import finish, packed_layers
+from proxbit.engine.packed import packed_layers
+from proxbit.engine.packing import finish
+from proxbit.engine.timing import race
 from proxbit.report import alike
 from proxbit.text import first_line, table
-
-LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -172,29 +170,3 @@ def _quickest(kind: str, times: dict[Any, list[float]]) -> Timing:
         if one == kind
     ]
     return min(timings, key=lambda timing: timing.median)
-
-
-def race(
-    contenders: dict[Any, Callable[[], object]],
-    seconds: float,
-    watch: Callable[[float], object] = lambda share: None,
-) -> dict[Any, list[float]]:
-    """Seconds of each call, round after round: shuffled order, each warmed by a call just before.
-
-    Cold weights of one beside warm ones of the other would fake a factor of up to three.
-    """
-    times: dict[Any, list[float]] = {name: [] for name in contenders}
-    shuffled, order = random.Random(0), list(contenders)
-    began, rounds = time.perf_counter(), 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() - began < seconds:
-        shuffled.shuffle(order)
-        for name in order:
-            contenders[name]()
-            start = time.perf_counter()
-            contenders[name]()
-            times[name].append(time.perf_counter() - start)
-        rounds += 1
-        spent = (time.perf_counter() - began) / max(seconds, 1e-9)
-        watch(min(1.0, spent, rounds / LEAST_ROUNDS))
-    watch(1.0)
-    return times

@@ -42,13 +42,9 @@ class PackedMultiheadAttention(BinaryMultiheadAttention):
 
     def packed(self, name: str) -> Iterator[PackedWeight]:
         """The three weights as a file holds them; ``name`` is that of this module with a dot."""
-        for i, layer in enumerate(self.projections):
+        for layer, (full, rows) in zip(self.projections, projection_names(self, name), strict=True):
             assert isinstance(layer, PackedLinear)
-            if self._qkv_same_embed_dim:
-                rows = (i * self.embed_dim, (i + 1) * self.embed_dim)
-                yield replace(layer.packed(f"{name}in_proj_weight"), rows=rows)
-            else:
-                yield layer.packed(name + _SEPARATE[i])
+            yield replace(layer.packed(full), rows=rows)
 
     def _products(self, inputs: list[Tensor]) -> list[Tensor]:
         return [layer(x) for layer, x in zip(self.projections, inputs, strict=True)]

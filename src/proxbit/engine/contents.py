@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxbit.engine.bits import byte_count
+from proxbit.engine.bits import byte_count, unpack_bits
 from proxbit.text import unknown
 
 TASKS = ("BW", "BWA", "BWAA")
@@ -51,6 +51,22 @@ class PackedWeight:
         'in_proj_weight[2:4]'
         """
         return label(self.name, self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of bits, scale and shift."""
+        return sum(t.nbytes for t in (self.bits, self.scale, self.shift) if t is not None)
+
+    def dense(self) -> Tensor:
+        """The float weight, +-scale.
+
+        >>> PackedWeight("w", (1, 2), torch.tensor([1], dtype=torch.uint8), torch.ones(1)).dense()
+        tensor([[ 1., -1.]])
+        """
+        signs = unpack_bits(self.bits, self.shape)
+        if self.scale is None:
+            return signs
+        return signs * self.scale.reshape(-1, *(1 for _ in self.shape[1:]))
 
 
 def label(name: str, rows: tuple[int, int] | None) -> str:
@@ -98,8 +114,7 @@ class Contents:
     @property
     def bytes_binary(self) -> int:
         """Bytes of the binary weights: bits, scales and shifts."""
-        parts = [part for w in self.weights for part in (w.bits, w.scale, w.shift)]
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(w.nbytes for w in self.weights)
 
     @property
     def bytes_rest(self) -> int:

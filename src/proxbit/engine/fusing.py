@@ -7,7 +7,6 @@ norm is folded into scale and bias, and a known activation follows.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from proxbit.engine.layers import PackedConv2d, PackedLinear
 from proxbit.engine.packed import PackedLayer
+from proxbit.tracing import trace
 
 # Modules that treat every value by itself: what they do to a sum can be tabled.
 _ELEMENTWISE = (
@@ -47,33 +47,17 @@ class Folded(nn.Module):
         self.layer[0].forget()
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, PackedLayer) or super().is_leaf_module(m, module_qualified_name)
-
-
-def fuse(net: nn.Module) -> int:
-    """Fold into each packed layer what may be folded; how many layers did."""
-    graph = _trace(net)
+def fuse(net: nn.Module) -> None:
+    """Fold into each packed layer what may be folded."""
+    graph = trace(net, (PackedLayer,))
     if graph is None:
-        return 0
+        return
     modules = dict(net.named_modules(remove_duplicate=False))
     calls = Counter(id(modules[str(n.target)]) for n in graph.nodes if n.op == "call_module")
-    fused = 0
     for node in graph.nodes:
         if node.op == "call_module" and _is_ready(modules[str(node.target)]):
             names = list(_chain(node, modules, calls))
-            fused += _fold(net, [(name, modules[name]) for name in names])
-    return fused
-
-
-def _trace(net: nn.Module) -> fx.Graph | None:
-    """The network's graph, or None where its forward cannot be traced."""
-    shared = [*net.parameters(), *net.buffers()]
-    try:
-        return _Tracer().trace(copy.deepcopy(net, {id(t): t for t in shared}))
-    except Exception:  # whatever a user's forward raises on a proxy
-        return None
+            _fold(net, [(name, modules[name]) for name in names])
 
 
 def _is_ready(module: nn.Module) -> bool:
@@ -93,9 +77,9 @@ def _chain(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[int]) ->
         node = next(iter(node.users))
 
 
-def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]]) -> bool:
+def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]]) -> None:
     if not chain:
-        return False
+        return
     first = chain[0][1]
     assert isinstance(first, PackedLayer)
     follow = _to_next_layer if first.form.binary else _to_activation
@@ -104,7 +88,6 @@ def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]]) -> bool:
         if any(module is each for each in folded):
             owner, _, attribute = name.rpartition(".")
             setattr(net.get_submodule(owner), attribute, Folded(module, first))
-    return bool(first.after or first.target)
 
 
 def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:

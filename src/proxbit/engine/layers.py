@@ -30,7 +30,7 @@ class PackedLinear(PackedLayer):
         """Scale * (signs . x) + bias; or the bits of the next layer's input, where it is fused."""
         if torch.compiler.is_compiling():
             return self._traced(x)
-        kernel, flat = self._kernel, x.dim() == 2
+        kernel, flat = self._kernel if self.route == "bits" else None, x.dim() == 2
         ready = kernel is not None and flat and x.dtype == torch.float32 and x.is_cpu
         if ready and x.shape[1] == self.shape[1] and x.stride(1) == 1:  # the short way
             out = kernel.linear(x)  # type: ignore[union-attr]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from proxbit.convert import FUSED_PATHS
 from proxbit.engine.attention import PackedMultiheadAttention, projection_names
-from proxbit.engine.bits import unpack_bits
 from proxbit.engine.contents import Contents, PackedWeight, label
 from proxbit.engine.file import read
-from proxbit.engine.packing import carry_over, find_precision, finish, layer_for, packed_layers
+from proxbit.engine.packed import packed_layers
+from proxbit.engine.packing import carry_over, find_precision, finish, layer_for
 from proxbit.engine.saving import REPLACEMENTS, inside_attention, own_names
 from proxbit.models import build
 
@@ -147,7 +147,7 @@ def _with_layers(
             memo[id(module)] = carry_over(module, layer_for(module, weight, precision))
     for weight in left.values():
         _fitting(model, weight)
-        floats[weight.name] = _dense(weight)
+        floats[weight.name] = weight.dense()
     for made in memo.values():  # the output projection inside a packed attention
         inner = getattr(made, "out_proj", None)
         if isinstance(made, PackedMultiheadAttention) and id(inner) in memo:
@@ -179,13 +179,6 @@ def _fitting(model: nn.Module, weight: PackedWeight) -> PackedWeight:
             f"{shape}"
         )
     return weight
-
-
-def _dense(weight: PackedWeight) -> Tensor:
-    signs = unpack_bits(weight.bits, weight.shape)
-    if weight.scale is None:
-        return signs
-    return signs * weight.scale.reshape(-1, *(1 for _ in weight.shape[1:]))
 
 
 def _load_floats(net: nn.Module, floats: dict[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -78,7 +78,6 @@ class PackedLayer(nn.Module):
         if route == "float" and self.sources:
             raise ValueError("this layer gets bits from the one before it, and so computes on bits")
         self.route = route if self._fits() else "float"
-        self._kernel = self._operands = None
 
     def finish_with(
         self, after: list[nn.Module], *, activation: int = 0, target: PackedLayer | None = None
@@ -247,14 +246,6 @@ def _full_precision(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
-def _exact(op: Callable[..., Tensor], signs: Tensor, weight: Tensor) -> Tensor:
-    """The product in float32 whatever the context: sums below 2^24 are then exact integers."""
-    if signs.is_meta:
-        return op(signs, weight, None)
-    with torch.autocast(signs.device.type, enabled=False):
-        return op(signs, weight, None)
-
-
 def _with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Scale and bias with a batch norm behind them folded in."""
     assert norm.running_mean is not None and norm.running_var is not None
@@ -264,3 +255,10 @@ def _with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tupl
     shift = (0 if bias is None else bias.double()) - norm.running_mean.double()
     moved = shift * gain + (0 if norm.bias is None else norm.bias.double())
     return (scale.double() * gain).float(), moved.float()
+
+
+def packed_layers(net: nn.Module) -> Iterator[tuple[str, PackedLayer]]:
+    """Every packed layer with its name, those inside attention too."""
+    for name, module in net.named_modules():
+        if isinstance(module, PackedLayer):
+            yield name, module

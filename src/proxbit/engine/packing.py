@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,13 +16,13 @@ from proxbit.engine.contents import PackedWeight
 from proxbit.engine.forms import EXACT, INPUT8
 from proxbit.engine.fusing import fuse
 from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLinear
-from proxbit.engine.packed import PackedLayer
+from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.routes import choose_routes, guess_routes, usual_input
 from proxbit.nn import BinaryConv1d, BinaryConv2d, BinaryLinear, BinaryMultiheadAttention
 from proxbit.nn.accumulators import WrapAccumulator
 from proxbit.nn.product import BinaryProduct
 from proxbit.nn.quantizers import InputQuantizer
-from proxbit.text import unknown
+from proxbit.text import few, unknown
 
 PRECISIONS = {"exact": EXACT, "input8": INPUT8}
 _CONVS: dict[type[nn.Module], Any] = {nn.Conv1d: PackedConv1d, nn.Conv2d: PackedConv2d}
@@ -32,8 +31,9 @@ _CONVS: dict[type[nn.Module], Any] = {nn.Conv1d: PackedConv1d, nn.Conv2d: Packed
 def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> nn.Module:
     """A network for inference whose hard layers hold one bit per weight.
 
-    The hard model stays as it is; float modules and Parameters are shared with it. BWA and BWAA
-    give the hard model's sums bit for bit, BW the same up to float32 rounding.
+    The hard model stays as it is; float modules and Parameters are shared with it, so what casts or
+    moves the one does it to these modules of both. BWA and BWAA give the hard model's sums bit for
+    bit, BW the same up to float32 rounding.
 
     Args:
         model: A binarized model after :func:`proxbit.harden`.
@@ -41,7 +41,7 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
             both ways on this machine and keeps the faster one; a model of
             :func:`proxbit.models.build` that knows its image size is timed on one image without it.
         precision: "exact", or "input8" to round the float inputs of BW layers to 8 bits each, which
-            is faster and changes a layer's output by about half a percent.
+            is faster and less exact.
     """
     inputs = find_precision(precision)
     _require_hard(model)
@@ -86,10 +86,8 @@ def _require_hard(model: nn.Module) -> None:
         )
     soft = [w.name for w in weights if not w.quantizer.hard]
     if soft:
-        more = f" and {len(soft) - 3} more" if len(soft) > 3 else ""
         raise ValueError(
-            f"only hard weights can be packed, and {', '.join(soft[:3])}{more} "
-            "are not: call pb.harden(model) first"
+            f"only hard weights can be packed, and {few(soft)} are not: call pb.harden(model) first"
         )
 
 
@@ -173,10 +171,3 @@ def layer_for(module: nn.Module, weight: PackedWeight, precision: int = EXACT) -
         return PackedLinear(weight, module.bias, precision=precision)
     kind = next(kind for kind in _CONVS if isinstance(module, kind))
     return _CONVS[kind](weight, module, precision)
-
-
-def packed_layers(net: nn.Module) -> Iterator[tuple[str, PackedLayer]]:
-    """Every packed layer with its name, those inside attention too."""
-    for name, module in net.named_modules():
-        if isinstance(module, PackedLayer):
-            yield name, module

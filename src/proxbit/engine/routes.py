@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import statistics
-import time
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.packed import PackedLayer
+from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.timing import race
 from proxbit.probing import run
 
-_SECONDS = 0.03  # spent on each way of a layer
-_MOST = 50
-FEWEST = 24  # products per output below which bits do not pay, as in depthwise convolutions
+_SECONDS = 0.06  # spent on each layer
+FEWEST = 24  # products per output, as in depthwise convolutions, below which we do not try bits
 
 
 def guess_routes(net: nn.Module) -> None:
-    """Without an input to measure with: only what is sure to lose computes unpacked."""
-    for module in net.modules():
-        if isinstance(module, PackedLayer) and module.form.products < FEWEST:
-            module.take("float")
+    """Without an input to measure with: layers of very few products compute unpacked."""
+    for _, layer in packed_layers(net):
+        if layer.form.products < FEWEST:
+            layer.take("float")
 
 
 def usual_input(net: Any) -> Tensor | None:
@@ -34,7 +34,7 @@ def usual_input(net: Any) -> Tensor | None:
 
 def choose_routes(net: nn.Module, example: Any) -> None:
     """Time each layer both ways on the inputs that ``example`` gives it; keep the faster way."""
-    layers = [m for m in net.modules() if isinstance(m, PackedLayer)]
+    layers = [layer for _, layer in packed_layers(net)]
     inputs: dict[PackedLayer, Tensor] = {}
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
@@ -61,16 +61,10 @@ def _faster(layer: PackedLayer, x: Tensor) -> str:
     layer.take("bits")
     if layer.prepare() is None:
         return "float"
-    seconds: dict[str, list[float]] = {"bits": [], "float": []}
-    began, rounds = time.perf_counter(), 0
-    while rounds < 3 or (rounds < _MOST and time.perf_counter() - began < 2 * _SECONDS):
-        order = ("bits", "float") if rounds % 2 else ("float", "bits")
-        for route in order:
-            layer.take(route)
-            layer(x)  # both ways equally warm
-            start = time.perf_counter()
-            layer(x)
-            seconds[route].append(time.perf_counter() - start)
-        rounds += 1
-    medians = {route: statistics.median(values) for route, values in seconds.items()}
-    return min(medians, key=lambda route: medians[route])
+
+    def call(route: str) -> None:
+        layer.take(route)
+        layer(x)
+
+    times = race({route: partial(call, route) for route in ("bits", "float")}, _SECONDS)
+    return min(times, key=lambda route: statistics.median(times[route]))

@@ -16,8 +16,7 @@ from proxbit.engine.bits import pack_bits
 from proxbit.engine.contents import About, Contents, PackedWeight
 from proxbit.engine.file import write
 from proxbit.engine.fusing import Folded
-from proxbit.engine.packed import PackedLayer
-from proxbit.engine.packing import packed_layers
+from proxbit.engine.packed import PackedLayer, packed_layers
 
 # Modules that a file can name in the place of a ReLU.
 REPLACEMENTS: dict[str, type[nn.Module]] = {

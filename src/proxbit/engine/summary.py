@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from proxbit.engine.contents import PackedWeight
-from proxbit.engine.packed import PackedLayer
-from proxbit.engine.packing import packed_layers
+from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.saving import contents
 from proxbit.probing import run
 from proxbit.report import alike
@@ -123,11 +122,10 @@ def _binary_part(
         which = 0 if weight.rows is None else weight.rows[0] // weight.shape[0]
         at = f"{owner}.projections.{which}"
     layer = layers.get(at)
-    held = weight.bits.nbytes + sum(t.nbytes for t in (weight.scale, weight.shift) if t is not None)
     kind = type(layer if layer is not None else net.get_submodule(owner)).__name__
     route = "float" if layer is None else layer.route
     name = weight.label.removesuffix(".weight")
-    return Part(name, kind, math.prod(weight.shape), 1, held, route, counts.get(at))
+    return Part(name, kind, math.prod(weight.shape), 1, weight.nbytes, route, counts.get(at))
 
 
 def _by_owner(floats: dict[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:

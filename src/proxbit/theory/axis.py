@@ -38,6 +38,7 @@ class Axis:
         slope: Mean of B over each cell; B at the point itself for a jump.
         low: Smallest B seen in each cell.
         high: Largest B seen in each cell.
+        leap: By how much P jumps, where the pair says so; 0 elsewhere.
     """
 
     left: Array
@@ -47,6 +48,7 @@ class Axis:
     slope: Array
     low: Array
     high: Array
+    leap: Array
 
     @property
     def width(self) -> Array:
@@ -75,7 +77,12 @@ class Axis:
     @property
     def dead(self) -> NDArray[np.bool_]:
         """Where F moves although B is zero: no P will do."""
-        return ~self.still & (self._size <= NONE * self.largest)
+        return ~self.still & ~self.leaps & (self._size <= NONE * self.largest)
+
+    @property
+    def leaps(self) -> NDArray[np.bool_]:
+        """Where P is known to jump up: F may do anything, T is free in the gap."""
+        return self.leap > 0
 
     @property
     def unresolved(self) -> NDArray[np.bool_]:
@@ -85,7 +92,7 @@ class Axis:
     @property
     def flat(self) -> NDArray[np.bool_]:
         """Where P stands still: F does, and B is not zero."""
-        return self.still & ~self.free
+        return self.still & ~self.free & ~self.leaps
 
     @property
     def _size(self) -> Array:
@@ -105,7 +112,8 @@ def lay_out(pair: Pair, strength: float) -> Axis:
     grid = _refined(b, _refined(f, _grid(declared)))
     found = np.concatenate([declared, _jumps(f, grid), _jumps(b, grid)])
     knots = _distinct(found)
-    return _cells(f, b, np.union1d(grid, _zeros(b, grid)), knots)
+    p = pair.proximal and curve_of(pair.proximal, strength, "proximal")
+    return _cells(f, b, p, np.union1d(grid, _zeros(b, grid)), knots)
 
 
 def curve_of(f: Map, strength: float, what: str) -> Curve:
@@ -217,7 +225,7 @@ def _zeros(b: Curve, grid: Array) -> Array:
     return ends.mean(0)
 
 
-def _cells(f: Curve, b: Curve, grid: Array, knots: Array) -> Axis:
+def _cells(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -> Axis:
     """Cells between grid points, with one without width at every knot."""
     edges = np.union1d(grid, knots)
     edges = edges[~_beside(edges, knots)]
@@ -237,19 +245,28 @@ def _cells(f: Curve, b: Curve, grid: Array, knots: Array) -> Axis:
         "slope": (b_left + 4 * b_middle + b_right) / 6,
         "low": values.min(0),
         "high": values.max(0),
+        "leap": np.zeros_like(left),
     }
     at, gap = b(knots), 1e-9 * np.maximum(1.0, np.abs(knots))
-    # Twice the rise over a gap less the rise over two gaps: at a mere kink nothing is left.
-    near, far = (f(knots + step) - f(knots - step) for step in (gap, 2 * gap))
-    rise = 2 * near - far
-    rise = np.where(np.abs(rise) > 1e-9 * max(1.0, float(np.ptp(f(grid)))), rise, 0.0)
     jumps = {
-        "left": knots, "right": knots, "start": f(knots - gap), "rise": rise,
+        "left": knots, "right": knots, "start": f(knots - gap), "rise": _jump(f, knots, grid),
         "slope": at, "low": at, "high": at,
+        "leap": np.zeros_like(knots) if p is None else _jump(p, knots, grid),
     }  # fmt: skip
     first_jump = np.concatenate([np.ones(len(left)), np.zeros(len(knots))])
     order = np.lexsort((first_jump, np.concatenate([left, knots])))
     return Axis(**{key: np.concatenate([flat[key], jumps[key]])[order] for key in flat})
+
+
+def _jump(f: Curve, knots: Array, grid: Array) -> Array:
+    """By how much f jumps at each knot.
+
+    Twice the rise over a gap less the rise over two gaps: at a mere kink nothing is left.
+    """
+    gap = 1e-9 * np.maximum(1.0, np.abs(knots))
+    near, far = (f(knots + step) - f(knots - step) for step in (gap, 2 * gap))
+    rise = 2 * near - far
+    return np.where(np.abs(rise) > 1e-9 * max(1.0, float(np.ptp(f(grid)))), rise, 0.0)
 
 
 def _beside(edges: Array, knots: Array) -> NDArray[np.bool_]:

@@ -206,8 +206,8 @@ def recover(pair: Pair, strength: float = 1.0, smoothing: float = 1.0) -> Recove
 
 def _steps(axis: Axis, smoothing: float) -> Array:
     """By how much P rises over every cell."""
-    solid = ~axis.still & ~axis.free
-    steps = np.where(solid, axis.rise / np.where(solid, axis.slope, 1.0), 0.0)
+    solid = ~axis.still & ~axis.free & ~axis.leaps
+    steps = np.where(solid, axis.rise / np.where(solid, axis.slope, 1.0), axis.leap.clip(min=0.0))
     for first, last in runs((axis.free | axis.unresolved) & ~axis.jump):
         cells = slice(first, last + 1)
         steps[cells] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[

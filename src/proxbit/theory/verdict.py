@@ -128,7 +128,7 @@ def _moves_where_dead(axis: Axis) -> str:
 
 
 def _falls(axis: Axis) -> str:
-    bad = np.flatnonzero((axis.rise * axis.slope < 0) & ~axis.still & ~axis.dead)
+    bad = np.flatnonzero((axis.rise * axis.slope < 0) & ~axis.still & ~axis.dead & ~axis.leaps)
     if not len(bad):
         return ""
     stretches = runs(np.isin(np.arange(len(axis.left)), bad))
@@ -142,6 +142,8 @@ def _varies_where_flat(axis: Axis) -> str:
     """P stands still where F does and B is not 0: then B must not change."""
     for first, last in reversed(runs(axis.flat)):
         low, high = axis.low[first : last + 1], axis.high[first : last + 1]
+        if axis.unresolved[first : last + 1].all():
+            continue
         if float(high.max() - low.min()) > VARIES * axis.largest:
             where = describe([(axis.left[first], _far_end(axis, last))])
             ends = _from_to(axis, first, last)

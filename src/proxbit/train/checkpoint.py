@@ -17,9 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from proxbit.files import is_leftover as is_leftover
-from proxbit.files import remove_leftovers as remove_leftovers
-from proxbit.files import write_atomically as write_atomically
+from proxbit.files import write_atomically
 from proxbit.nn.quantizers import whole
 from proxbit.train.plain import parse_json
 

@@ -108,6 +108,12 @@ class Config:
         group=_BITS,
         shown="the method's",
     )
+    input_strength: str | None = option(
+        None,
+        "The same for binary inputs, in BWA and BWAA.",
+        group=_BITS,
+        shown="the method's",
+    )
     scale: str | None = option(
         None, "none, layer, channel, ls or ls-layer.", group=_BITS, shown="the method's"
     )

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from proxbit.methods import find_method
+from proxbit.schedules import Schedule
 from proxbit.train.checkpoint import load_checkpoint, require_like
 from proxbit.train.config import Config
 from proxbit.train.folder import RunFolder
@@ -153,13 +154,21 @@ def _fitting(path: Path) -> Iterator[None]:
 def _stage_config(config: Config) -> Config:
     """The same network held at its first strength, on other data if given, else more gently."""
     other, rate = config.pretrain_data is not None, config.rate or 0.0
-    first = find_method(config.method, config.settings).schedule(0.0)
+    method = find_method(config.method, config.settings)
     return replace(
         config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
         data=config.pretrain_data or config.data, rate=rate if other else rate / 10,
         new_head=config.new_head or other, distill=config.distill and not other,
-        strength=(config.strength or f"{first:g}").split(":")[0],
+        strength=_first(config.strength, method.schedule),
+        input_strength=_first(config.input_strength, method.input_schedule),
     )  # fmt: skip
+
+
+def _first(strength: str | None, schedule: Schedule | None) -> str | None:
+    """The strength that a run begins with."""
+    if strength is not None:
+        return strength.split(":")[0]
+    return None if schedule is None else f"{schedule(0.0):g}"
 
 
 def load_network(out: str | Path) -> tuple[nn.Module, Job]:

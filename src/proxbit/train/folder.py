@@ -25,8 +25,8 @@ from typing import IO, Any
 import torch
 
 from proxbit._version import __version__
+from proxbit.files import is_leftover, remove_leftovers, write_atomically
 from proxbit.text import size
-from proxbit.train.checkpoint import is_leftover, remove_leftovers, write_atomically
 from proxbit.train.config import Config, read_config
 
 

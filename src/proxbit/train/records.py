@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from proxbit.train.checkpoint import write_atomically
+from proxbit.files import write_atomically
 from proxbit.train.plain import parse_json, record_from
 
 _Number: TypeAlias = float

@@ -187,6 +187,7 @@ def _binary(job: Job) -> Job:
             model, config.method, config.task,  # type: ignore[arg-type]
             settings=config.settings, schedule=_schedule(config), scale=config.scale,
             unit=config.unit,  # type: ignore[arg-type]
+            input_schedule=_parse_strength(config.input_strength),
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
             bits=config.bits,
         )  # fmt: skip
@@ -205,7 +206,7 @@ def _layout(model: nn.Module) -> torch.memory_format:
 def _schedule(config: Config) -> Schedule | None:
     """The strength that was asked for; None leaves the method's own."""
     method = find_method(config.method, config.settings)
-    asked = None if config.strength is None else _parse_strength(config.strength)
+    asked = _parse_strength(config.strength)
     if not config.sharp or method.pair.hard:
         return asked
     whole = asked or method.schedule
@@ -213,7 +214,9 @@ def _schedule(config: Config) -> Schedule | None:
     return Then(whole, 1 - config.sharp / (1 - config.frozen), after)
 
 
-def _parse_strength(text: str) -> Schedule:
+def _parse_strength(text: str | None) -> Schedule | None:
+    if text is None:
+        return None
     log = text.endswith(":log")
     match numbers(text.removesuffix(":log")):
         case [start, end]:
