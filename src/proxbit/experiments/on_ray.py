@@ -7,6 +7,7 @@ otherwise it is begun again.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import socket
@@ -172,7 +173,7 @@ def _cluster(address: str) -> Iterator[Any]:
         return
     require_answer(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ValueError(f"no Ray cluster answers at {address!r}: {first_line(error)}") from error
     try:
