@@ -59,7 +59,10 @@ ROUNDS: dict[str, list[Cell]] = {
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": grid(task=("BWA", "BWAA"), method=("bnn++", "bc", "bnn")),
-    "relu": grid(task="BWA", method="bnn++", relu=("keep", "prelu", "identity")),
+    "relu": [
+        *grid(task="BWA", method="bc", relu=("identity", "prelu", "keep")),
+        *grid(task="BWA", method="bnn++", input_strength="1:5", relu=("identity", "prelu")),
+    ],
     "inputs": grid(task="BWA", method="bnn++", input_strength=("2", "1:5", "1", "5", "2:10")),
     "inputs-sharp": [
         *grid(task="BWA", method="bnn++", input_strength=("1:5", "2"), sharp=(0.3, 0.6)),
