@@ -59,17 +59,20 @@ ROUNDS: dict[str, list[Cell]] = {
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": grid(task=("BWA", "BWAA"), method=("bnn++", "bc", "bnn")),
-    "relu": [
-        *grid(task="BWA", method="bc", relu=("identity", "prelu", "keep")),
-        *grid(task="BWA", method="bnn++", input_strength="1:5", relu=("identity", "prelu")),
+    "relu": grid(task="BWA", method="bc", relu=("identity", "prelu")),
+    "inputs": grid(
+        task="BWA", method="bnn++", input_strength=("1", "2", "1:5", "2:10", "1:10:log")
+    ),
+    "inputs-sharp": grid(task="BWA", method="bnn++", input_strength="1:5", sharp=(0.3, 0.6)),
+    "inputs-rate": [
+        *grid(task="BWA", method="bc", rate=(1e-2, 1e-3)),
+        *grid(task="BWA", method="bnn++", input_strength="1:5", rate=(1e-2, 1e-3)),
     ],
-    "inputs": grid(task="BWA", method="bnn++", input_strength=("2", "1:5", "1", "5", "2:10")),
-    "inputs-sharp": [
-        *grid(task="BWA", method="bnn++", input_strength=("1:5", "2"), sharp=(0.3, 0.6)),
-        *grid(task="BWA", method=("bnn+", "pc", "bi-real")),
-        *grid(task="BWA", method="bnn++", input_strength="1:10:log"),
+    "inputs-distill": [
+        *grid(task="BWA", method="bc", distill=True),
+        *grid(task="BWA", method="bnn++", input_strength="1:5", distill=True),
     ],
-    "inputs-rate": grid(task="BWA", method=("bc", "bnn", "bnn++"), rate=(1e-3, 1e-2)),
+    "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
     "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
     "tune": [
         *grid(method="ede+", strength=("0.2:40:log", "1:40:log")),

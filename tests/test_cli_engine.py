@@ -18,21 +18,16 @@ from proxbit.cli import app
 from proxbit.deploy.files import float_network
 from proxbit.engine.file import read, write
 from proxbit.train.fitting import load_network
+from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
-NETS = """
-from torch import nn
-
-def net(classes, channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
-    )
-
+NETS = (
+    NET
+    + """
 def other(classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))
 """
+)
 OPTIONS = ["--epochs=1", "--batch=16", "--limit=2", "--recalibrate=1", "--cpu"]
 COMMANDS = ("pack", "inspect", "run", "bench")
 

@@ -19,23 +19,13 @@ from proxbit.experiments.grids import GRIDS
 from proxbit.experiments.planning import Wish, plan
 from proxbit.experiments.results import FILE, KINDS, ResultLine, read_results
 from proxbit.experiments.running import Event
-
-NETS = """
-from torch import nn
-
-def net(classes, channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
-    )
-"""
+from small_net import NET
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
-    (path / "net.py").write_text(NETS)
+    (path / "net.py").write_text(NET)
     labels = np.arange(256) % 3
     images = np.random.default_rng(0).integers(0, 255, (256, 8, 8, 3)).astype("u1")
     np.savez(path / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)

@@ -16,18 +16,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from proxbit.cli_select import select
+from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
-NET = """
-from torch import nn
-
-def net(classes, channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
-    )
-"""
 COMMAND = "import typer; from proxbit.cli_select import select; typer.run(select)"
 
 

@@ -21,18 +21,13 @@ from proxbit.experiments.running import run_cell, run_folder, run_grid
 from proxbit.train import Config, fit
 from proxbit.train.folder import RunFolder
 from proxbit.train.records import read_records
+from small_net import NET
 
-NETS = """
+NETS = (
+    NET
+    + """
 import os
 from pathlib import Path
-from torch import nn
-
-def net(classes, channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
-    )
 
 def dies_once(classes, channels):
     marker = Path(__file__).with_name("died")
@@ -46,6 +41,7 @@ def dies(classes, channels):
         file.write("x")
     os.kill(os.getpid(), 9)
 """
+)
 
 
 @pytest.fixture(scope="module")

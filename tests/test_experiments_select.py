@@ -18,6 +18,7 @@ from proxbit.methods import METHODS
 from proxbit.theory import check
 from proxbit.train import Config, fit
 from proxbit.train.trouble import Interrupted
+from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 OWN = """
@@ -42,16 +43,6 @@ odd = Pair(forward, lambda w, s: -slope(w, s), "odd")
 steep = Method("steep", Pair(forward, slope, "steep"), Linear(1, 20))
 broken = Pair(never, ones, "broken")
 number = 3
-"""
-NET = """
-from torch import nn
-
-def net(classes, channels):
-    return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
-    )
 """
 
 

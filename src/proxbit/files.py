@@ -1,11 +1,14 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and folders that one process writes into."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from typing import IO
 
 TEMPORARY = ".tmp"
+LOCK = ".lock"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -33,6 +36,19 @@ def _settle(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def lock_folder(folder: Path, doing: str) -> IO[str]:
+    """Keep other processes out of a folder until the file that this returns is closed."""
+    lock = (folder / LOCK).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(
+            f"another process is {doing} {str(folder)!r}: wait for it, or choose another --out"
+        ) from None
+    return lock
 
 
 def is_leftover(name: str) -> bool:

@@ -7,7 +7,6 @@ runs/           the run that is going on
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import IO, Any
 
 from proxbit.experiments.halving import Pace, Rung
 from proxbit.experiments.trials import Trial
-from proxbit.files import write_atomically
+from proxbit.files import lock_folder, write_atomically
 from proxbit.train.config import Config
 from proxbit.train.plain import parse_json, read_json, record_from
 
@@ -82,12 +81,7 @@ class Diary:
 
     def lock(self) -> None:
         """Keep other processes out until this one ends."""
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise ValueError(f"another process is selecting in {str(self.path)!r}") from None
+        self._lock = lock_folder(self.path, "selecting in")
 
     def close(self) -> None:
         """Let others in."""

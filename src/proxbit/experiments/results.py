@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from proxbit.experiments.grids import AXES, Cell
+from proxbit.files import lock_folder
 from proxbit.text import unknown
 from proxbit.train.plain import parse_json
 
 VERSION = 1
 FILE = "results.jsonl"
-LOCK = ".lock"
 NAMED = AXES[:5]
 _MAYBE_DICT, _MAYBE_TEXT = (dict, type(None)), (str, type(None))
 KINDS: dict[str, tuple[type, ...]] = {
@@ -173,15 +173,8 @@ def sole_writer(folder: str | Path) -> Iterator[None]:
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / LOCK).open("w")
+        lock = lock_folder(path, "writing results into")
     except OSError as error:
         raise ValueError(f"cannot write into {str(folder)!r}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is writing results into {str(folder)!r}: wait for it, or choose "
-                "another --out"
-            ) from None
+    with lock:
         yield

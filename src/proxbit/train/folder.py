@@ -10,7 +10,6 @@ result.json         the final figures, when the run is done
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -25,7 +24,7 @@ from typing import IO, Any
 import torch
 
 from proxbit._version import __version__
-from proxbit.files import is_leftover, remove_leftovers, write_atomically
+from proxbit.files import is_leftover, lock_folder, remove_leftovers, write_atomically
 from proxbit.text import size
 from proxbit.train.config import Config, read_config
 
@@ -81,12 +80,7 @@ class RunFolder:
 
     def lock(self) -> None:
         """Keep other processes out until this one ends."""
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise ValueError(f"another process is training in {str(self.path)!r}") from None
+        self._lock = lock_folder(self.path, "training in")
 
     def close(self) -> None:
         """Let others in."""
