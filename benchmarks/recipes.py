@@ -73,6 +73,17 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(task="BWA", method="bnn++", input_strength="1:5", distill=True),
     ],
     "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
+    "whole": [
+        *grid(limit=352, task="BWA", method="bnn++", input_strength=("1:5", "1:10:log")),
+        *grid(limit=352, task="BWA", method="bc"),
+        *grid(limit=352, method=("bc", "bnn++")),
+    ],
+    "steps": [
+        *grid(method="bnn++", warmup=0.2),
+        *grid(method="bnn++", clip_norm=1.0),
+        *grid(method="bnn++", latent_decay=1e-4),
+        *grid(method=("bnn++", "bc"), optimizer="sgd"),
+    ],
     "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
     "tune": [
         *grid(method="ede+", strength=("0.2:40:log", "1:40:log")),
