@@ -138,6 +138,16 @@ def test_the_ablation_switches_protocols_on_one_by_one():
         assert {name: getattr(config, name) for name in off} == expected
 
 
+def test_a_float_network_that_knows_its_images_is_trained_on_gently():
+    rates = {
+        pipeline: config_of(one("cnn", "small", pipeline=pipeline, method="FP"), GIVEN, "").rate
+        for pipeline in ("FT", "E2E")
+    }
+    assert rates == {"FT": 1e-4, "E2E": None}
+    fresh = config_of(one("ptb", "paper", method="FP"), Options(data=(("*", "cifar10"),)), "")
+    assert (fresh.weights, fresh.rate) == ("pretrained", None)
+
+
 def test_options_shrink_and_replace():
     asked = replace(GIVEN, epochs=2, limit=5, model="resnet32", settings="paper")
     config = config_of(one("cnn", "small", pipeline="FT"), asked, "")
@@ -184,7 +194,7 @@ def test_what_is_given_for_a_row_reaches_that_row():
 
 
 def test_differences_are_found_and_ways_to_say_the_same_are_none():
-    config = config_of(one("cnn", "small", pipeline="FT"), GIVEN, "")
+    config = config_of(one("cnn", "small", pipeline="FT", method="BC"), GIVEN, "")
     resolved = asdict(config) | {"rate": 0.003, "image_size": 32, "pipeline": "fine-tune"}
     assert differences(config, resolved) == []
     assert differences(config, resolved | {"weights": "elsewhere/w.safetensors"}) == []

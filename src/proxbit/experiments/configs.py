@@ -14,6 +14,8 @@ from proxbit.train.config import Config
 
 Given = tuple[tuple[str, str], ...]
 
+GENTLY = 1e-4  # the rate at which a float network that knows its images is trained on
+
 
 class Missing(ValueError):
     """A cell lacks something that the user must provide."""
@@ -67,6 +69,8 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
     values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
     if axes["pipeline"] == "FT":
         values["weights"] = _weights(cell, options, folder)
+        if axes["method"] == "FP" and values["weights"] != "pretrained":
+            values["rate"] = GENTLY
     elif values.get("pretrain"):
         values["pretrain"] = 0  # a run from random weights has nothing to recover from
     return Config(**(values | _switches(axes, scale)))
