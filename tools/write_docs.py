@@ -27,11 +27,13 @@ def methods_table() -> str:
 def settings_table() -> str:
     """Strength, unit and scale of every method, in both settings."""
     lines = [
-        "| method | default: strength | unit | scale | paper: strength | unit | scale |",
-        "|---|---|---|---|---|---|---|",
+        "| method | default: strength | inputs | unit | scale | paper: strength | unit | scale |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for key, method in METHODS.items():
-        cells = [*_settings(method), *_settings(PAPER[key])]
+        inputs = "" if method.input_schedule is None else str(method.input_schedule)
+        (first, *rest), paper = _settings(method), _settings(PAPER[key])
+        cells = [first, inputs, *rest, *paper]
         lines.append(f"| {method.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

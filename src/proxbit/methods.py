@@ -83,7 +83,10 @@ _proximal = Method(
     "PQ", _TIED, Linear(0.0, 0.3), PQ, Scale("unit"), "initial", clip=1.0, by_rate=True,
     input_pair=pairs.prox_connect(), input_schedule=_RISING,
 )  # fmt: skip
-_soft = Method("BNN++", pairs.bnn_plus_plus, Linear(1, 20), scale=SCALES["ls"], unit="initial")
+_soft = Method(
+    "BNN++", pairs.bnn_plus_plus, Linear(1, 20), scale=SCALES["ls"], unit="initial",
+    input_schedule=Linear(1, 5),
+)  # fmt: skip
 
 METHODS: dict[str, Method] = {
     "fp": Method("FP", pairs.full_precision, scale=SCALES["none"], binary=False),
@@ -126,9 +129,9 @@ _STATED: dict[str, dict[str, object]] = {
     "pq": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
     "rpc": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
     "bnn+": {"schedule": Constant(5), "unit": "one"},
-    "bnn++": {"schedule": Linear(5, 30), "unit": "one"},
-    "poly+": {"schedule": Logarithmic(1e-2, 1e1), "unit": "one"},
-    "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one"},
+    "bnn++": {"schedule": Linear(5, 30), "unit": "one", "input_schedule": None},
+    "poly+": {"schedule": Logarithmic(1e-2, 1e1), "unit": "one", "input_schedule": None},
+    "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one", "input_schedule": None},
 }
 PAPER: dict[str, Method] = {
     name: _consistent(

@@ -60,7 +60,8 @@ SCALES: dict[str, Scale] = {
             **dict.fromkeys(_VITS, "tiny_vit"),
         },
         epochs={"FT": 3, "E2E": 6}, common={"limit": 400},
-        transformers={"augment": "crop", "rate": 1e-3}, imagenet={"image_size": 64, "limit": 25}, float_epochs=10,
+        transformers={"augment": "crop", "rate": 1e-3},
+        imagenet={"image_size": 64, "limit": 25}, float_epochs=10,
     ),
     "paper": Scale(
         "the paper's models and epochs: a cluster of GPUs",
