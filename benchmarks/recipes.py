@@ -74,8 +74,8 @@ ROUNDS: dict[str, list[Cell]] = {
     ],
     "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
     "whole": [
-        *grid(limit=352, task="BWA", method="bnn++", input_strength=("1:5", "1:10:log")),
-        *grid(limit=352, task="BWA", method="bc"),
+        *grid(limit=352, task="BWA", method=("bc", "bnn")),
+        *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
         *grid(limit=352, method=("bc", "bnn++")),
     ],
     "steps": [
