@@ -195,7 +195,7 @@ def test_the_methods_are_told_in_the_words_of_the_page():
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").replace("\\|", "|")
     for row in as_data():
         assert "| {method} | `{name}` | {F} | {B} | {rule} |".format(**row) in page
-        assert "| {method} | {strength} | {unit} | {scale} |".format(**row) in page
+        assert "| {method} | {strength} | {inputs} | {unit} | {scale} |".format(**row) in page
 
 
 def test_the_methods_as_json_are_those_of_the_code():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import proxbit as pb
 from proxbit.methods import METHODS, PAPER, Method
-from proxbit.theory.formulas import RULES, formulas, strength
+from proxbit.theory.formulas import RULES, formulas, input_strength, strength
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,9 +31,8 @@ def settings_table() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for key, method in METHODS.items():
-        inputs = "" if method.input_schedule is None else str(method.input_schedule)
         (first, *rest), paper = _settings(method), _settings(PAPER[key])
-        cells = [first, inputs, *rest, *paper]
+        cells = [first, input_strength(method), *rest, *paper]
         lines.append(f"| {method.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

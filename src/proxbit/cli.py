@@ -141,6 +141,7 @@ def _about(key: str, method: Method) -> dict[str, Any]:
         "F": forward.full,
         "B": backward.full,
         "strength": formulas.strength(method),
+        "inputs": formulas.input_strength(method),
         "unit": method.unit,
         "scale": str(method.scale),
         "rule": formulas.RULES[method.rule],

@@ -103,9 +103,9 @@ METHODS: dict[str, Method] = {
         "R-BNN", pairs.r_bnn, Logarithmic(1e-2, 1e1),
         input_schedule=AtLeast(1.0, Logarithmic(1e-2, 1e1)),
     ),
-    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus, schedule=Logarithmic(0.1, 10)),
+    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus, schedule=Logarithmic(1, 40)),
     "ede": Method("EDE", pairs.ede, Logarithmic(1e-1, 1e1)),
-    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus, schedule=Logarithmic(0.2, 10)),
+    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus, schedule=Logarithmic(1, 40)),
     "react": Method("ReAct", pairs.bnn, learn_shift=True),
 }  # fmt: skip
 

@@ -87,3 +87,13 @@ def strength(method: Method) -> str:
     if pair.forward in _WITHOUT_STRENGTH and pair.backward in _WITHOUT_STRENGTH:
         return "none"
     return f"rate times λ, λ {method.schedule}" if method.by_rate else str(method.schedule)
+
+
+def input_strength(method: Method) -> str:
+    """The strength of a method's inputs over a run; empty where it is that of the weights.
+
+    >>> from proxbit.methods import METHODS
+    >>> input_strength(METHODS["bnn++"]), input_strength(METHODS["bc"])
+    ('1 to 5', '')
+    """
+    return "" if method.input_schedule is None else str(method.input_schedule)
