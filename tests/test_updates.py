@@ -134,7 +134,7 @@ DEFAULT = {
     "fp": Row(lambda w, s: w, one, scale="none"),
     "ptb": Row(hard, one, rule="PTB"),
     "bc": Row(hard, one),
-    "pc": Row(untied, one, linear(0, 1), unit="current"),
+    "pc": Row(untied, one, linear(0, 2), unit="current"),
     "pq": PROXIMAL,
     "rpc": replace(PROXIMAL, rule="rPC"),
     "bnn": Row(hard, inside),
@@ -142,9 +142,9 @@ DEFAULT = {
     "bnn++": Row(swish, swish_slope, linear(1, 20), scale="ls", unit="initial"),
     "bi-real": Row(hard, tent),
     "r-bnn": Row(hard, poly_slope, LOG),
-    "poly+": Row(poly, poly_slope, logarithmic(0.1, 10), scale="ls", unit="initial"),
+    "poly+": Row(poly, poly_slope, logarithmic(1, 40), scale="ls", unit="initial"),
     "ede": Row(hard, ede_slope, logarithmic(0.1, 10)),
-    "ede+": Row(ede, ede_slope, logarithmic(0.2, 10), scale="ls", unit="initial"),
+    "ede+": Row(ede, ede_slope, logarithmic(1, 40), scale="ls", unit="initial"),
 }
 LITERAL = replace(PROXIMAL, schedule=linear(0.01, 10), by_rate=False)
 PAPER = {

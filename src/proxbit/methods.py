@@ -92,7 +92,7 @@ METHODS: dict[str, Method] = {
     "fp": Method("FP", pairs.full_precision, scale=SCALES["none"], binary=False),
     "ptb": Method("PTB", pairs.binary_connect, rule=PTB, input_rule=PTB),
     "bc": Method("BC", pairs.binary_connect, clip=1.0),
-    "pc": Method("PC", pairs.prox_connect(), _RISING, unit="current"),
+    "pc": Method("PC", pairs.prox_connect(), Linear(0, 2), unit="current"),
     "pq": _proximal,
     "rpc": replace(_proximal, name="rPC", rule=RPC),
     "bnn": Method("BNN", pairs.bnn, clip=1.0),
