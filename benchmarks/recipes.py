@@ -35,20 +35,7 @@ def grid(**choices: object) -> list[Cell]:
     return [dict(zip(choices, values, strict=True)) for values in product(*lists)]
 
 
-OTHERS = (
-    "ptb",
-    "pc",
-    "pq",
-    "rpc",
-    "bnn",
-    "bnn+",
-    "bi-real",
-    "r-bnn",
-    "poly+",
-    "ede",
-    "ede+",
-    "react",
-)
+OTHERS = ("ptb", "pq", "rpc", "bnn", "bnn+", "bi-real", "r-bnn", "ede", "react")
 ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
@@ -58,10 +45,13 @@ ROUNDS: dict[str, list[Cell]] = {
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
-    "tasks": grid(task=("BWA", "BWAA"), method=("bnn++", "bc", "bnn")),
+    "tasks": [
+        *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
+        *grid(task="BWAA", method="bnn++", input_strength=("1:20", "1:5")),
+    ],
     "relu": grid(task="BWA", method="bc", relu=("identity", "prelu")),
     "inputs": grid(
-        task="BWA", method="bnn++", input_strength=("1", "2", "1:5", "2:10", "1:10:log")
+        task="BWA", method="bnn++", input_strength=("1:20", "1", "2", "1:5", "2:10", "1:10:log")
     ),
     "inputs-sharp": grid(task="BWA", method="bnn++", input_strength="1:5", sharp=(0.3, 0.6)),
     "inputs-rate": [
@@ -86,10 +76,10 @@ ROUNDS: dict[str, list[Cell]] = {
     ],
     "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
     "tune": [
-        *grid(method="ede+", strength=("0.2:40:log", "1:40:log")),
-        *grid(method="poly+", strength=("0.1:40:log", "1:40:log")),
+        *grid(method="ede+", strength=("0.2:10:log", "0.2:40:log", "1:40:log")),
+        *grid(method="poly+", strength=("0.1:10:log", "0.1:40:log", "1:40:log")),
         *grid(method="react", rate=1e-3),
-        *grid(method="pc", strength=("0:0.5", "0:2")),
+        *grid(method="pc", strength=("0:0.5", "0:1", "0:2")),
         *grid(method="bnn+", strength=("1", "2")),
         *grid(method="bc", scale="layer"),
         *grid(method="bnn++", scale="layer"),

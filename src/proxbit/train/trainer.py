@@ -190,6 +190,8 @@ class Trainer:
             zip(x.chunk(self.config.accumulate), y.chunk(self.config.accumulate), strict=True)
         )
         losses = []
+        # Only now: freed after the step, gradients let the heap shrink and grow again each time.
+        self.optimizer.zero_grad()
         for i, (part, target) in enumerate(parts):
             with self.team.no_sync(self.model, last=i + 1 == len(parts)):
                 with self.team.autocast():
@@ -202,7 +204,6 @@ class Trainer:
         if self.config.clip_norm is not None:
             self.team.clip(self.model, self.config.clip_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.core)
         self.progress.loss += self.last_loss
