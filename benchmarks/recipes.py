@@ -44,6 +44,7 @@ ROUNDS: dict[str, list[Cell]] = {
     "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
+    "whole-repeat": grid(limit=352, method=("bc", "bnn++")),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": [
         *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
@@ -67,6 +68,8 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(limit=352, task="BWA", method=("bc", "bnn")),
         *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
         *grid(limit=352, method=("bc", "bnn++")),
+        *grid(limit=352, method="bnn++", unit="current"),
+        *grid(limit=352, method="bnn++", strength=("1:10", "1:40")),
     ],
     "steps": [
         *grid(method="bnn++", warmup=0.2),
