@@ -1,6 +1,7 @@
 """What every test shares: the same random numbers each time, and how Hypothesis searches."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,9 @@ settings.register_profile("same", max_examples=12, derandomize=True, database=No
 settings.register_profile("explore", max_examples=500, **_COMMON)
 settings.load_profile("same")
 
-torch.set_num_threads(1)  # our tensors are tiny: threads would only wait for each other
+# Our tensors are tiny: threads would only wait for each other, here and in the tests' processes.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

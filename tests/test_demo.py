@@ -1,6 +1,5 @@
 """The demo and the examples run from a plain shell."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +12,9 @@ pytestmark = pytest.mark.slow  # each is a process of its own
 
 
 def run(*command: str) -> "subprocess.CompletedProcess[str]":
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # two wait for each other on a busy machine
     return subprocess.run(
-        [sys.executable, *command],
-        capture_output=True, text=True, timeout=300, check=False, env=one_thread,
-    )  # fmt: skip
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_the_quick_demo_shows_every_method_and_packs_the_last_two() -> None:

@@ -27,7 +27,7 @@ worker = SimpleNamespace(**runpy.run_path(str(WORKER)))
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, str], Any]]:
     """What both processes saw, for every kind of sharing and every run."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = dict(os.environ)
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"  # no name look-up of this machine
     processes = [

@@ -51,7 +51,7 @@ def test_the_board_gives_each_note_once():
 def cluster_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     pytest.importorskip("ray", reason="Ray is an extra: pip install 'proxbit[cluster]'")
     folder = tmp_path_factory.mktemp("ray") / "results"
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
         [sys.executable, SCRIPT, folder], capture_output=True, text=True, timeout=240,
         env=os.environ | quiet,

@@ -95,7 +95,7 @@ def test_a_cell_runs_once_and_its_line_says_everything(place, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_the_run_and_the_next_call_continues_it(place, tmp_path):
-    wanted, asked = cells("BC"), options(place, epochs=20)
+    wanted, asked = cells("BC"), options(place, epochs=8)
 
     def press(event):
         if event.share > 0:
@@ -108,11 +108,11 @@ def test_ctrl_c_saves_the_run_and_the_next_call_continues_it(place, tmp_path):
     assert not (run / "result.json").exists() and not (tmp_path / FILE).exists()
     wait_for(RunFolder(run))  # its process has ended
     seen = read_records(run / "metrics.jsonl")
-    assert kept and seen[-1].epoch < 20
+    assert kept and seen[-1].epoch < 8
     assert states(run_grid(wanted, asked, tmp_path)) == ["done"]
     [line] = read_results(tmp_path)
     assert line.curve[: len(seen)] == [record.to_dict() for record in seen]
-    assert [record["epoch"] for record in line.curve] == list(range(1, 21))
+    assert [record["epoch"] for record in line.curve] == list(range(1, 9))
 
 
 @pytest.mark.slow

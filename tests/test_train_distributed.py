@@ -62,7 +62,7 @@ def alone(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def environment(**values: str) -> dict[str, str]:
-    found = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | values
+    found = os.environ | {"COLUMNS": "200"} | values
     if sys.platform == "linux":
         found["GLOO_SOCKET_IFNAME"] = "lo"  # no name look-up of this machine
     return found

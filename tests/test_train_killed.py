@@ -74,14 +74,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[str]]:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", SERVER], env=environment(), **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(server: subprocess.Popen[str], command: list[str], log: Path) -> int:
@@ -191,7 +187,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(place, tmp_path):
     command = [sys.executable, "-m", "proxbit", "train", "--model", f"{place}/net.py:net"]
     command += ["--data", f"npz:{place}/i.npz", *OPTIONS, "--epochs", "100000", "--out", str(out)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment(), **pipes) as process:
+    with subprocess.Popen(command, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
         for line in process.stdout:
             if "1/100000" in line:
