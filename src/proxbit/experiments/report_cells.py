@@ -127,7 +127,7 @@ def how_trained(line: ResultLine) -> str:
     epochs, limit = line.config.get("epochs"), line.config.get("limit")
     if epochs is None:  # broken before it had a configuration
         return ""
-    steps = "" if limit is None else f" of {limit} steps"
+    steps = "" if limit is None else f" of at most {limit} steps"
     length = f"{epochs} epoch{'' if epochs == 1 else 's'}{steps}"
     return ", ".join([_last(line.config.get("model")), _last(line.config.get("data")), length])
 
