@@ -45,6 +45,7 @@ ROUNDS: dict[str, list[Cell]] = {
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
     "whole-repeat": grid(limit=352, method=("bc", "bnn++")),
+    "whole-current": grid(limit=352, method="bnn++", unit="current"),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": [
         *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
