@@ -44,8 +44,6 @@ ROUNDS: dict[str, list[Cell]] = {
     "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
-    "whole-repeat": grid(limit=352, method=("bc", "bnn++")),
-    "whole-current": grid(limit=352, method="bnn++", unit="current"),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": [
         *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
@@ -65,12 +63,14 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(task="BWA", method="bnn++", input_strength="1:5", distill=True),
     ],
     "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
-    "whole": [
-        *grid(limit=352, task="BWA", method=("bc", "bnn")),
-        *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
-        *grid(limit=352, method=("bc", "bnn++")),
+    "whole": grid(limit=352, method=("bc", "bnn++")),
+    "whole-tune": [
         *grid(limit=352, method="bnn++", unit="current"),
         *grid(limit=352, method="bnn++", strength=("1:10", "1:40")),
+    ],
+    "whole-inputs": [
+        *grid(limit=352, task="BWA", method=("bc", "bnn")),
+        *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
     ],
     "steps": [
         *grid(method="bnn++", warmup=0.2),

@@ -78,10 +78,9 @@ class Method:
 
 
 _TIED = replace(pairs.prox_connect(varrho=None), name="LQ")
-_RISING = Linear(0.0, 1.0)
 _proximal = Method(
     "PQ", _TIED, Linear(0.0, 0.3), PQ, Scale("unit"), "initial", clip=1.0, by_rate=True,
-    input_pair=pairs.prox_connect(), input_schedule=_RISING,
+    input_pair=pairs.prox_connect(), input_schedule=Linear(0, 1),
 )  # fmt: skip
 _soft = Method(
     "BNN++", pairs.bnn_plus_plus, Linear(1, 20), scale=SCALES["ls"], unit="initial",

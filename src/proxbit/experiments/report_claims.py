@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from proxbit.experiments.grids import ALL_BLOCKS
 from proxbit.experiments.paper import PROTOCOLS
-from proxbit.experiments.report_cells import Outcome, natural, without
+from proxbit.experiments.report_cells import Outcome, without
 from proxbit.experiments.report_records import Claim, Evidence, chance, points, signed
 from proxbit.experiments.report_statistics import LEVEL, compare, holm
 
@@ -68,7 +68,7 @@ def _ends(found: Sequence[Outcome]) -> Iterable[Pair]:
     for place in places:
         there = [c for c in binary if (c.grid, c.here, without(c.axes, "block")) == place]
         if len(there) > 2:
-            first, *middle, last = sorted(there, key=lambda cell: natural(cell.at("block")))
+            first, *middle, last = there  # in the order in which they ran, the network's own
             yield from ((cell, end) for cell in middle for end in (first, last))
 
 
