@@ -150,14 +150,14 @@ def test_every_claim_of_the_paper_can_hold_and_its_reverse_cannot():
     middle = ("BNN", "BC", "PC", "BNN+", "Poly+", "EDE+")
     low = ("PQ", "rPC", "Bi-Real", "R-BNN", "EDE", "PTB")
     scores = {"BNN++": 0.9} | dict.fromkeys(middle, 0.8) | dict.fromkeys(low, 0.5)
-    drops = (0.3, 0.1, 0.1, 0.3)
+    drops = {"patch_embed": 0.3, "blocks.0": 0.1, "blocks.10": 0.1, "head": 0.3}
 
     def lines(way: float) -> list[ResultLine]:
         methods = [line(m, 0.5 + way * (hard - 0.5)) for m, hard in scores.items()]
         steps = [line("PC", 0.5 + way * i / 10, grid="ablation", protocols=p)
                  for i, p in enumerate(PROTOCOLS)]  # fmt: skip
-        blocks = [line("BNN++", 0.5 - way * drop, grid="blocks", block=f"blocks.{i + 8}")
-                  for i, drop in enumerate(drops)]  # fmt: skip
+        blocks = [line("BNN++", 0.5 - way * drop, grid="blocks", block=name)
+                  for name, drop in drops.items()]  # fmt: skip
         return [*methods, *steps, *blocks]
 
     assert {claim.outcome for claim in claims(outcomes(lines(1)))} == {"holds"}

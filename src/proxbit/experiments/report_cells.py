@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -135,12 +134,3 @@ def how_trained(line: ResultLine) -> str:
 def _last(given: object) -> str:
     """A name, or the last part of a path in it."""
     return PurePath(str(given).removeprefix("npz:").removeprefix("folder:")).name
-
-
-def natural(name: str) -> list[tuple[str, int]]:
-    """A key that sorts names with numbers in them as people count.
-
-    >>> sorted(["blocks.10", "blocks.9"], key=natural)
-    ['blocks.9', 'blocks.10']
-    """
-    return [(text, int(digits or -1)) for text, digits in re.findall(r"(\D*)(\d*)", name)]

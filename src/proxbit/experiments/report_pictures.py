@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from proxbit.experiments.grids import ALL_BLOCKS
-from proxbit.experiments.report_cells import Axes, Outcome, is_number, natural, without
+from proxbit.experiments.report_cells import Axes, Outcome, is_number, without
 from proxbit.experiments.report_charts import Bar, Curve, bars_chart, curves_chart, heat_map
 from proxbit.experiments.report_records import Picture
 from proxbit.experiments.report_tables import FLOAT, paper_figure, rows_of
@@ -84,7 +84,7 @@ def _heat(done: Sequence[Outcome]) -> Iterator[Picture]:
     places = dict.fromkeys((without(cell.axes, "method", "block"), cell.here) for cell in binary)
     for place, here in places:
         there = [c for c in done if (without(c.axes, "method", "block"), c.here) == (place, here)]
-        blocks = sorted({c.at("block") for c in there} - {ALL_BLOCKS}, key=natural)
+        blocks = list(dict.fromkeys(c.at("block") for c in there if c in binary))
         methods = list(dict.fromkeys(c.at("method") for c in there if c in binary))
         lost = {(c.at("block"), c.at("method")): _lost(c, there) for c in there if c in binary}
         drops = [[lost.get((block, method)) for method in methods] for block in blocks]

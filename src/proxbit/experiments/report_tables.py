@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from proxbit.experiments.grids import GRIDS
 from proxbit.experiments.paper import TABLES, Figure, figure_for, figures_of
-from proxbit.experiments.report_cells import Axes, Outcome, natural, ordered, without
+from proxbit.experiments.report_cells import Axes, Outcome, ordered, without
 from proxbit.experiments.report_records import Entry, Table, points, signed
 from proxbit.experiments.report_statistics import LEVEL, compare
 
@@ -70,7 +70,7 @@ def _columns(grid: str, found: Sequence[Outcome]) -> list[str]:
 def rows_of(grid: str, found: Sequence[Outcome]) -> list[Row]:
     """The rows of the paper, run or not, and after them any others that were run."""
     cells: dict[Axes, list[Outcome]] = {place: [] for place in _planned(grid)}
-    for outcome in sorted(found, key=lambda outcome: natural(outcome.at("block"))):
+    for outcome in found:
         cells.setdefault(_place(outcome.axes), []).append(outcome)
     return [row for place, there in cells.items() for row in _variants(place, there)]
 
