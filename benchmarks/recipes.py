@@ -66,7 +66,10 @@ ROUNDS: dict[str, list[Cell]] = {
     "whole": grid(limit=352, method=("bc", "bnn++")),
     "whole-tune": [
         *grid(limit=352, method="bnn++", unit="current"),
-        *grid(limit=352, method="bnn++", strength=("1:10", "1:40")),
+        *grid(limit=352, method="bnn++", unit="current", strength=("1:10", "1:20:log")),
+        *grid(limit=352, method="bnn++", strength="1:10"),
+        *grid(limit=352, method="bnn++", unit="current", strength="1:5"),
+        *grid(limit=352, method="bnn++", unit="current", sharp=0.5, sharp_strength=2.0),
     ],
     "whole-inputs": [
         *grid(limit=352, task="BWA", method=("bc", "bnn")),
