@@ -98,7 +98,7 @@ def test_mistakes_in_names_are_sentences(given_, words):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("broken", "own.py:broken: .*not finite"), ("number", "is a int: give a Pair or a Method")],
+    [("broken", "own.py:broken: .*not finite"), ("number", "has a int, not a Pair or Method")],
 )
 def test_what_is_no_pair_is_named(place, name, words):
     with pytest.raises(ValueError, match=words):

@@ -110,10 +110,18 @@ def test_a_file_that_does_not_run_is_a_mistake(text, pair_file):
     assert "does not run" in mistake("check", f"{pair_file(text)}:mine")
 
 
+@pytest.mark.parametrize(("key", "status"), [("bnn++", 0), ("pq", 3)])
+def test_a_method_of_the_users_file_is_checked_with_its_schedule_and_rule(key, status, pair_file):
+    path = pair_file(f"import proxbit as pb\nmine = pb.METHODS[{key!r}]")
+    result = run("check", f"{path}:mine", "--json")
+    assert result.exit_code == status
+    assert result.stdout == run("check", key, "--json").stdout
+
+
 def test_a_name_that_is_no_pair_is_answered_with_the_pairs(pair_file):
     path = pair_file(FILES["good"] + "\nfive = 5")
-    assert "has a int, not a Pair" in mistake("check", f"{path}:five")
-    assert "its pairs: mine" in mistake("check", f"{path}:yours")
+    assert "has a int, not a Pair or Method" in mistake("check", f"{path}:five")
+    assert "its pairs and methods: mine" in mistake("check", f"{path}:yours")
 
 
 @pytest.mark.parametrize("strength", ["30:1", "abc", "nan", "1:2:3", "1:", "inf", ""])

@@ -18,9 +18,9 @@ class SettingsWarning(UserWarning):
     """The chosen settings cannot work on the given weights."""
 
 
-def warn_once(weights: list[BinaryWeight], notes: list[str]) -> None:
+def warn_once(weights: list[BinaryWeight], others: list[str]) -> None:
     """One warning for everything that ``binarize`` can see to be wrong."""
-    problems = [*_strength_problems(weights), *(n for n in notes if "is constant" in n)]
+    problems = [*_strength_problems(weights), *others]
     if problems:
         warnings.warn("; ".join(problems), SettingsWarning, stacklevel=3)
 

@@ -11,8 +11,6 @@ from proxbit import cli_engine, cli_experiments, cli_report, cli_select, cli_tra
 from proxbit._version import __version__
 from proxbit.cli_errors import fail
 from proxbit.methods import METHODS, Method, find_method
-from proxbit.models import user_object
-from proxbit.pairs import Pair
 from proxbit.text import numbers, table
 from proxbit.theory import check as check_pair
 from proxbit.theory import formulas, pictures, repair
@@ -66,7 +64,7 @@ def check(
     Examples: proxbit check bnn+; proxbit check my_pairs.py:soft_sign --strength 1:30 --json
     """
     try:
-        found = user_object(pair, Pair) if ".py:" in pair else find_method(pair)
+        found = find_method(pair)
         at = None if strength is None else _range(strength)
         if plot is not None:
             pictures.check_place(plot)
@@ -86,29 +84,24 @@ def check(
 
 
 def _draw(
-    found: Pair | Method,
+    found: Method,
     at: float | tuple[float, float] | None,
     strengths: tuple[float, ...],
     plot: str,
 ) -> float:
     """The picture of a pair at the middle of the strengths looked at, and that strength."""
-    pair = found.pair if isinstance(found, Method) else found
-    if not strengths:  # a method refused by its rule: its pair was not looked at
-        strengths = check_pair(pair, at if at is not None else _middle(found)).strengths
+    if not strengths:  # refused by its rule: its pair was not looked at
+        middle = float(found.schedule(0.5))
+        strengths = check_pair(found.pair, at if at is not None else middle).strengths
     strength = strengths[len(strengths) // 2]
-    pictures.draw(pair, strength, plot)
+    pictures.draw(found.pair, strength, plot)
     return strength
 
 
-def _middle(found: Pair | Method) -> float:
-    return float(found.schedule(0.5)) if isinstance(found, Method) else 1.0
-
-
-def _suggest(found: Pair | Method, strengths: tuple[float, ...]) -> None:
-    pair = found.pair if isinstance(found, Method) else found
+def _suggest(found: Method, strengths: tuple[float, ...]) -> None:
     if not strengths:
         return
-    for option in repair(pair, strengths[-1]):
+    for option in repair(found.pair, strengths[-1]):
         typer.echo(f"  admitted instead: {option}")
 
 

@@ -98,8 +98,9 @@ def binarize(
     lines, bytes_float = _lines(choices, form), _bytes(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     _switch_off_fused_paths(model)
-    notes = _replace_relus(model, constant, relu)
-    advice.warn_once(binary_weights(model), notes)
+    problems = _constant_signs(constant, relu)
+    advice.warn_once(binary_weights(model), problems)
+    notes = problems + _replace_relus(model, constant, relu)
     saved = sum(_saving(weight) for weight in once(binary_weights(model)))
     return Report(chosen.name, form.task, lines, bytes_float, bytes_float - saved, tuple(notes))
 
@@ -243,25 +244,45 @@ def _set(module: nn.Module, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
+def _constant_signs(
+    constant: list[NeverNegative], relu: Callable[[], nn.Module] | None
+) -> list[str]:
+    """What ``relu`` does not mend, with the way to mend it."""
+    fixes = {False: "use a module that can be negative"}
+    if relu is None:
+        fixes[True] = "pass relu=nn.Hardtanh"
+    return [
+        f"{_never_negative(hits)}: {fix}, or method 'react' (learned threshold)"
+        for replaceable, fix in fixes.items()
+        if (hits := [hit for hit in constant if hit.replaceable == replaceable])
+    ]
+
+
+def _never_negative(hits: list[NeverNegative]) -> str:
+    """What is wrong with some layers, in one sentence however many they are."""
+    layers = ", ".join(map(repr, alike(hit.layer for hit in hits)))
+    sources = ", ".join(alike(hit.source for hit in hits))
+    if len(hits) == 1:
+        return (
+            f"the input of {layers} comes from {sources} and is never negative, "
+            "so its sign is constant"
+        )
+    return (
+        f"the inputs of {len(hits)} layers ({layers}) come from {sources} and are never negative, "
+        "so their signs are constant"
+    )
+
+
 def _replace_relus(
     model: nn.Module, constant: list[NeverNegative], relu: Callable[[], nn.Module] | None
 ) -> list[str]:
-    """Replace what can be replaced; say what is still constant."""
-    notes = []
-    for hit in constant:
-        if relu is not None and hit.replaceable:
-            continue
-        fix = "pass relu=nn.Hardtanh" if hit.replaceable else "use a module that can be negative"
-        notes.append(
-            f"the input of {hit.layer!r} comes from {hit.source} and is never negative, "
-            f"so its sign is constant: {fix}, or method 'react' (learned threshold)"
-        )
-    sources = sorted({hit.source for hit in constant if hit.replaceable}) if relu else []
+    """Replace what can be replaced, and say what was."""
+    sources = sorted({hit.source for hit in constant if hit.replaceable})
+    if relu is None or not sources:
+        return []
     for source in sources:
-        _replace_everywhere(model, source, relu())  # type: ignore[misc]
-    if sources:
-        notes.append(f"replaced by {relu().__class__.__name__}: {', '.join(alike(sources))}")  # type: ignore[misc]
-    return notes
+        _replace_everywhere(model, source, relu())
+    return [f"replaced by {relu().__class__.__name__}: {', '.join(alike(sources))}"]
 
 
 def _replace_everywhere(model: nn.Module, source: str, new: nn.Module) -> None:

@@ -207,9 +207,7 @@ def _own(spec: str) -> Method | Pair:
     """The pair or method of the user's FILE.py:NAME; the file is executed."""
     from proxbit.models.user import user_object  # models need nothing of methods
 
-    found = user_object(spec)
-    if not isinstance(found, Method | Pair):
-        raise ValueError(f"{spec} is a {type(found).__name__}: give a Pair or a Method")
+    found: Method | Pair = user_object(spec, Pair, Method)
     return found
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from proxbit.text import first_line
 
 
-def user_object(spec: str, kind: type = object) -> Any:
-    """The object called NAME of FILE.py:NAME, of the kind that is wanted.
+def user_object(spec: str, *kinds: type) -> Any:
+    """The object called NAME of FILE.py:NAME, of one of the kinds where some are given.
 
     The file is executed, because the user named it; files beside it may be imported by it.
     """
@@ -25,11 +25,14 @@ def user_object(spec: str, kind: type = object) -> Any:
         raise ValueError(f"{spec!r} names no object of a file: write FILE.py:NAME")
     module = _run(file)
     found = vars(module).get(name)
-    if found is None or not isinstance(found, kind):
-        a = f"has a {type(found).__name__}, not a {kind.__name__}, as"
+    kinds = kinds or (object,)
+    if found is None or not isinstance(found, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        a = f"has a {type(found).__name__}, not a {wanted}, as"
         what = "has no" if found is None else a
-        there = ", ".join(_public(module, kind)) or "none"
-        raise ValueError(f"{file} {what} {name!r}; its {kind.__name__.lower()}s: {there}")
+        plural = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
+        there = ", ".join(_public(module, kinds)) or "none"
+        raise ValueError(f"{file} {what} {name!r}; its {plural}: {there}")
     return found
 
 
@@ -62,12 +65,12 @@ def _neighbours(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _public(module: ModuleType, kind: type) -> list[str]:
+def _public(module: ModuleType, kinds: tuple[type, ...]) -> list[str]:
     """What a file has to offer: no modules, and no functions or classes that it imported."""
     return [
         name
         for name, value in vars(module).items()
-        if isinstance(value, kind)
+        if isinstance(value, kinds)
         and not name.startswith("_")
         and not inspect.ismodule(value)
         and not (_is_code(value) and value.__module__ != module.__name__)
