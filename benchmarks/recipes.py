@@ -64,13 +64,9 @@ ROUNDS: dict[str, list[Cell]] = {
     ],
     "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
     "whole": grid(limit=352, method=("bc", "bnn++")),
-    "whole-tune": [
-        *grid(limit=352, method="bnn++", unit="current"),
-        *grid(limit=352, method="bnn++", unit="current", strength=("1:10", "1:20:log")),
-        *grid(limit=352, method="bnn++", strength="1:10"),
-        *grid(limit=352, method="bnn++", unit="current", strength="1:5"),
-        *grid(limit=352, method="bnn++", unit="current", sharp=0.5, sharp_strength=2.0),
-    ],
+    "whole-unit": grid(limit=352, method="bnn++", unit="current"),
+    "whole-log": grid(limit=352, method="bnn++", unit="current", strength=("1:20:log", "1:40:log")),
+    "whole-end": grid(limit=352, method="bnn++", unit="current", strength=("1:10", "1:5")),
     "whole-inputs": [
         *grid(limit=352, task="BWA", method=("bc", "bnn")),
         *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),

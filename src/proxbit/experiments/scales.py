@@ -59,7 +59,7 @@ SCALES: dict[str, Scale] = {
             "ResNet20": "resnet20", "ResNet50": "timm/resnet50", **_TINY,
             **dict.fromkeys(_VITS, "tiny_vit"),
         },
-        epochs={"FT": 3, "E2E": 6}, common={"limit": 400},
+        epochs={"FT": 2, "E2E": 4}, common={"limit": 400},
         transformers={"augment": "crop", "rate": 1e-3},
         imagenet={"image_size": 64, "limit": 25}, float_epochs=10,
     ),
