@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from proxbit.experiments.configs import Missing, Options
+from proxbit.experiments.grids import MORE
 from proxbit.experiments.measuring import packed_figures, verdict_of
 from proxbit.experiments.planning import Wish, plan
 from proxbit.experiments.process import wait_for
 from proxbit.experiments.results import FILE, append_result, read_results, sole_writer
-from proxbit.experiments.running import run_cell, run_folder, run_grid
+from proxbit.experiments.running import run_cell, run_folder, run_grid, to_do
 from proxbit.train import Config, fit
 from proxbit.train.folder import RunFolder
 from proxbit.train.records import read_records
@@ -91,6 +92,23 @@ def test_a_cell_runs_once_and_its_line_says_everything(place, tmp_path):
     assert states(run_grid(wanted, asked, tmp_path / "b")) == ["done"]
     old, new = read_results(tmp_path / "b")
     assert old == broken and new.result == line.result
+
+
+def test_a_cell_that_another_grid_ran_is_not_run_again(place, tmp_path):
+    ran = plan(Wish("cnn", "small", ("cifar10",), ("FT",), ("BW",), ("BNN++",)))
+    same = plan(Wish("additional", "small", ("resnet20-cifar10",), ("FT",), ("BW",), ("BNN++",)))
+    asked = options(place, epochs=1, float_epochs=1)
+    assert states(run_grid(ran, asked, tmp_path)) == ["done"]
+    assert states(run_grid(same, asked, tmp_path)) == ["skipped"]
+    first, second = read_results(tmp_path)
+    assert second == replace(first, grid="additional", row="resnet20-cifar10")
+    assert second.cell == same[0] and not run_folder(same[0], tmp_path).exists()
+    assert states(run_grid(same, asked, tmp_path)) == ["skipped"]
+    assert read_results(tmp_path) == [first, second]
+    (tmp_path / FILE).write_text(first.to_json() + "\n")
+    assert to_do(same, replace(asked, epochs=2), tmp_path) == same  # another run: not the same
+    left = to_do(plan(Wish("additional", "small", ("resnet20-cifar10",))), asked, tmp_path)
+    assert [cell.axes["method"] for cell in left] == list(MORE[:-1]) and MORE[-1] == "BNN++"
 
 
 @pytest.mark.slow

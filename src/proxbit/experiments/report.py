@@ -57,7 +57,8 @@ def _section(grid: str, scale: str, found: Sequence[Outcome]) -> Section:
 def _facts(
     lines: Sequence[ResultLine], found: Sequence[Outcome], folders: Sequence[str | Path]
 ) -> tuple[str, ...]:
-    done = sum(line.done for line in lines)
+    # A cell of two grids is one run with two lines.
+    done = len({(line.started, str(line.config)) for line in lines if line.done})
     broken = sum(len(cell.broken) for cell in found)
     versions = [
         ", ".join(f"{name} {value}" for name, value in line.versions.items()) for line in lines

@@ -14,6 +14,7 @@ from proxbit.experiments.configs import (
     Options,
     check_alike,
     config_of,
+    differences,
     float_config,
     float_folder,
     needs_float,
@@ -154,16 +155,37 @@ def to_do(
 ) -> list[Cell]:
     """The cells without a result; those that have one are watched as skipped.
 
-    Raises ValueError where a result was obtained with other options.
+    One that stands in another grid too, and was run there, gets that result as its own: the same
+    run twice says nothing new. Raises ValueError where a result was obtained with other options.
     """
     done, left = done_lines(folder), []
     for cell in cells:
-        if cell not in done:
+        line = done.get(cell)
+        if line is not None:
+            _check_same(cell, options, folder, line)
+        elif (line := _run_elsewhere(cell, options, folder, done.values())) is not None:
+            append_result(folder, line)
+        else:
             left.append(cell)
             continue
-        _check_same(cell, options, folder, done[cell])
-        watch(Event(cell, "skipped", done[cell]))
+        watch(Event(cell, "skipped", line))
     return left
+
+
+def _run_elsewhere(
+    cell: Cell, options: Options, folder: str | Path, done: Iterable[ResultLine]
+) -> ResultLine | None:
+    """The line of a cell that another grid ran: the same place, seed, scale and options."""
+    same = (cell.key, cell.seed, cell.scale)
+    twins = [line for line in done if (line.cell.key, line.seed, line.scale) == same]
+    if not twins:
+        return None
+    try:
+        wanted = config_of(cell, options, folder)
+    except ValueError:
+        return None
+    line = next((line for line in twins if not differences(wanted, line.config)), None)
+    return None if line is None else replace(line, grid=cell.grid, row=cell.row)
 
 
 def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLine) -> None:
