@@ -64,9 +64,9 @@ ROUNDS: dict[str, list[Cell]] = {
     ],
     "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
     "whole": grid(limit=352, method=("bc", "bnn++")),
-    "whole-unit": grid(limit=352, method="bnn++", unit="current"),
-    "whole-log": grid(limit=352, method="bnn++", unit="current", strength=("1:20:log", "1:40:log")),
-    "whole-end": grid(limit=352, method="bnn++", unit="current", strength=("1:10", "1:5")),
+    "whole-unit": grid(limit=352, method="bnn++", unit=("current", "initial")),
+    "whole-log": grid(limit=352, method="bnn++", strength=("1:20:log", "1:40:log"), unit="current"),
+    "whole-end": grid(limit=352, method="bnn++", strength=("1:10", "1:5"), unit="current"),
     "whole-inputs": [
         *grid(limit=352, task="BWA", method=("bc", "bnn")),
         *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
@@ -87,6 +87,19 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(method="bc", scale="layer"),
         *grid(method="bnn++", scale="layer"),
     ],
+}
+# What BNN++ had by default when the rounds above were run.
+EARLIER: Cell = {"strength": "1:20", "unit": "initial"}
+for cell in (cell for cells in ROUNDS.values() for cell in cells):
+    if cell["method"] == "bnn++" and "settings" not in cell:
+        cell |= {name: value for name, value in EARLIER.items() if name not in cell}
+ROUNDS |= {
+    "default": grid(method="bnn++"),
+    "default-inputs": [
+        *grid(task="BWA", method="bnn++"),
+        *grid(limit=352, task="BWA", method="bnn++"),
+    ],
+    "plus-unit": grid(method=("poly+", "ede+"), unit="current"),
 }
 
 

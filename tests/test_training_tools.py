@@ -248,7 +248,7 @@ def test_the_strength_runs_through_the_schedule_and_then_stays() -> None:
     for _ in range(7):
         seen.append(strengths(model)[0])
         optimizer.step()
-    assert seen == pytest.approx([1 + 19 * i / 4 for i in (0, 1, 2, 3, 4, 4, 4)])
+    assert seen == pytest.approx([20 ** (i / 4) for i in (0, 1, 2, 3, 4, 4, 4)])
     assert (handle.step, handle.progress) == (7, 1.0)
 
 

@@ -139,7 +139,7 @@ DEFAULT = {
     "rpc": replace(PROXIMAL, rule="rPC"),
     "bnn": Row(hard, inside),
     "bnn+": Row(hard, swish_slope, constant(0.5), unit="initial"),
-    "bnn++": Row(swish, swish_slope, linear(1, 20), scale="ls", unit="initial"),
+    "bnn++": Row(swish, swish_slope, logarithmic(1, 20), scale="ls", unit="current"),
     "bi-real": Row(hard, tent),
     "r-bnn": Row(hard, poly_slope, LOG),
     "poly+": Row(poly, poly_slope, logarithmic(1, 40), scale="ls", unit="initial"),

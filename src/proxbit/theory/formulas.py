@@ -81,7 +81,7 @@ def strength(method: Method) -> str:
 
     >>> from proxbit.methods import METHODS
     >>> [strength(METHODS[key]) for key in ("bc", "bnn++", "pq")]
-    ['none', '1 to 20', 'rate times λ, λ 0 to 0.3']
+    ['none', '1 to 20, log', 'rate times λ, λ 0 to 0.3']
     """
     pair = method.pair
     if pair.forward in _WITHOUT_STRENGTH and pair.backward in _WITHOUT_STRENGTH:
