@@ -131,7 +131,7 @@ def test_the_paper_scale_has_the_papers_epochs_models_and_settings():
 
 def test_the_ablation_switches_protocols_on_one_by_one():
     off = {"scale": "none", "attention_norm": False, "pretrain": 0, "distill": False}
-    on = {"scale": None, "attention_norm": True, "pretrain": 1, "distill": True}
+    on = {"scale": "channel", "attention_norm": True, "pretrain": 1, "distill": True}
     for count, protocols in enumerate(PROTOCOLS):
         config = config_of(one("ablation", protocols=protocols), Options(), "")
         expected = dict(list(on.items())[:count] + list(off.items())[count:])
@@ -198,9 +198,9 @@ def test_differences_are_found_and_ways_to_say_the_same_are_none():
     resolved = asdict(config) | {"rate": 0.003, "image_size": 32, "pipeline": "fine-tune"}
     assert differences(config, resolved) == []
     assert differences(config, resolved | {"weights": "elsewhere/w.safetensors"}) == []
-    assert differences(config, resolved | {"epochs": 9}) == ["epochs 9, not 3"]
+    assert differences(config, resolved | {"epochs": 9}) == ["epochs 9, not 2"]
     assert differences(replace(config, rate=0.1), resolved) == ["rate 0.003, not 0.1"]
-    with pytest.raises(ValueError, match="here has epochs 9, not 3: give the same options, or"):
+    with pytest.raises(ValueError, match="here has epochs 9, not 2: give the same options, or"):
         check_alike(config, resolved | {"epochs": 9}, "here")
 
 

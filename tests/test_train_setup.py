@@ -12,10 +12,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from proxbit.convert import binary_weights, named_quantizers, quantizers
+from proxbit.methods import METHODS, find_method
+from proxbit.schedules import Constant
 from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
 from proxbit.train.replica import quantizer_states
+from proxbit.train.settings import parse_strength, settled
 from proxbit.train.setup import Job, prepare
 
 NETS = """
@@ -84,6 +87,32 @@ def test_a_strength_that_is_none_is_repeated(place, text):
     with pytest.raises(ValueError, match="a strength is 5, 1:20 or") as caught:
         network(place, strength=text)
     assert str(caught.value).endswith(repr(text))
+
+
+@pytest.mark.parametrize("settings", ["default", "paper"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fp"])
+def test_a_methods_own_settings_written_out_are_the_method(name, settings):
+    config = settled(Config(method=name, task="BWA", settings=settings))
+    own = find_method(name, settings)
+    again = find_method(
+        name, "paper" if settings == "default" else "default", rule=own.rule,
+        schedule=parse_strength(config.strength), scale=config.scale or own.scale,
+        unit=config.unit, input_schedule=parse_strength(config.input_strength),
+    )  # fmt: skip
+    assert (again.unit, again.scale) == (own.unit, own.scale)
+    if config.strength is not None:  # those without one have no use for a schedule
+        assert again.schedule == own.schedule
+    if config.input_strength is not None:
+        assert again.input_schedule == own.input_schedule
+    assert (config.strength is None) == (own.schedule == Constant())
+
+
+def test_what_was_asked_for_stays_and_a_run_keeps_what_was_not(place):
+    asked = {"strength": "2:7", "unit": "one", "scale": "layer"}
+    config = job(place, task="BWA", **asked).config
+    assert {name: getattr(config, name) for name in asked} == asked
+    assert config.input_strength == "1:5"
+    assert settled(Config(method="fp")) == Config(method="fp")
 
 
 def test_options_of_a_model_reach_the_users_function_if_they_are_given(place):

@@ -11,6 +11,7 @@ from typing import Any
 from proxbit.experiments.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.scales import SCALES, Scale
 from proxbit.train.config import Config
+from proxbit.train.settings import settled
 
 Given = tuple[tuple[str, str], ...]
 
@@ -73,7 +74,7 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
             values["rate"] = GENTLY
     elif values.get("pretrain"):
         values["pretrain"] = 0  # a run from random weights has nothing to recover from
-    return Config(**(values | _switches(axes, scale)))
+    return settled(Config(**(values | _switches(axes, scale))))
 
 
 def _common(cell: Cell, options: Options) -> dict[str, Any]:

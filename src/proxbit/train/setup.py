@@ -17,11 +17,12 @@ from proxbit.data import RECIPES, Loader, open_data
 from proxbit.data.folder import MEAN, STD
 from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
-from proxbit.schedules import Constant, Linear, Logarithmic, Schedule, Then
-from proxbit.text import numbers, unknown
+from proxbit.schedules import Schedule, Then
+from proxbit.text import unknown
 from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
+from proxbit.train.settings import parse_strength, settled
 
 RELUS: dict[str, type[nn.Module] | None] = {
     "keep": None, "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
@@ -152,7 +153,8 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
     }
-    return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
+    open_ = {k: v for k, v in values.items() if getattr(config, k) is None}
+    return settled(replace(config, **open_))
 
 
 def _teaches(config: Config) -> bool:
@@ -187,7 +189,7 @@ def _binary(job: Job) -> Job:
             model, config.method, config.task,  # type: ignore[arg-type]
             settings=config.settings, schedule=_schedule(config), scale=config.scale,
             unit=config.unit,  # type: ignore[arg-type]
-            input_schedule=_parse_strength(config.input_strength),
+            input_schedule=parse_strength(config.input_strength),
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
             bits=config.bits,
         )  # fmt: skip
@@ -206,24 +208,12 @@ def _layout(model: nn.Module) -> torch.memory_format:
 def _schedule(config: Config) -> Schedule | None:
     """The strength that was asked for; None leaves the method's own."""
     method = find_method(config.method, config.settings)
-    asked = _parse_strength(config.strength)
+    asked = parse_strength(config.strength)
     if not config.sharp or method.pair.hard:
         return asked
     whole = asked or method.schedule
     after = config.sharp_strength if config.sharp_strength is not None else whole(1.0)
     return Then(whole, 1 - config.sharp / (1 - config.frozen), after)
-
-
-def _parse_strength(text: str | None) -> Schedule | None:
-    if text is None:
-        return None
-    log = text.endswith(":log")
-    match numbers(text.removesuffix(":log")):
-        case [start, end]:
-            return (Logarithmic if log else Linear)(start, end)
-        case [always] if not log:
-            return Constant(always)
-    raise ValueError(f"a strength is 5, 1:20 or 0.1:10:log, not {text!r}")
 
 
 def _globs(text: str | None) -> list[str] | None:

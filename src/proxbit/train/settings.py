@@ -1,0 +1,58 @@
+"""The strengths, unit and scale of a run's method, as options that can be written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from proxbit.methods import find_method
+from proxbit.scales import SCALES
+from proxbit.schedules import Constant, Linear, Logarithmic, Schedule
+from proxbit.text import numbers
+from proxbit.train.config import Config
+
+
+def settled(config: Config) -> Config:
+    """The configuration with its method's own settings written out where none were asked for.
+
+    A run keeps them: it goes on as it began even where another version has other defaults. What no
+    option can say (a scale or a schedule of a special kind) stays open.
+
+    >>> settled(Config(method="bnn++")).strength, settled(Config(method="bnn++")).unit
+    ('1:20:log', 'current')
+    """
+    method = find_method(config.method, config.settings)
+    if not method.binary:
+        return config
+    own: dict[str, Any] = {
+        "strength": _spell(method.schedule),
+        "input_strength": None if config.task == "BW" else _spell(method.input_schedule),
+        "unit": method.unit,
+        "scale": next((name for name, scale in SCALES.items() if scale == method.scale), None),
+    }
+    return replace(config, **{k: v for k, v in own.items() if getattr(config, k) is None})
+
+
+def parse_strength(text: str | None) -> Schedule | None:
+    """The schedule that FROM:TO, FROM:TO:log or one number stands for."""
+    if text is None:
+        return None
+    log = text.endswith(":log")
+    match numbers(text.removesuffix(":log")):
+        case [start, end]:
+            return (Logarithmic if log else Linear)(start, end)
+        case [always] if not log:
+            return Constant(always)
+    raise ValueError(f"a strength is 5, 1:20 or 0.1:10:log, not {text!r}")
+
+
+def _spell(schedule: Schedule | None) -> str | None:
+    """A schedule as ``parse_strength`` reads it; None for any that it cannot read."""
+    match schedule:
+        case Linear(start, end):
+            return f"{start!r}:{end!r}"
+        case Logarithmic(start, end):
+            return f"{start!r}:{end!r}:log"
+        case Constant(value) if schedule != Constant():  # that of methods without a strength
+            return repr(value)
+    return None
