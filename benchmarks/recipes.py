@@ -43,7 +43,6 @@ ROUNDS: dict[str, list[Cell]] = {
     "methods": grid(method=OTHERS),
     "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
-    "frozen": grid(method=("bc", "bnn++"), frozen=(0.05, 0.3)),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": [
         *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
@@ -74,8 +73,6 @@ ROUNDS: dict[str, list[Cell]] = {
     "steps": [
         *grid(method="bnn++", warmup=0.2),
         *grid(method="bnn++", clip_norm=1.0),
-        *grid(method="bnn++", latent_decay=1e-4),
-        *grid(method=("bnn++", "bc"), optimizer="sgd"),
     ],
     "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
     "tune": [
@@ -100,6 +97,9 @@ ROUNDS |= {
         *grid(limit=352, task="BWA", method="bnn++"),
     ],
     "plus-unit": grid(method=("poly+", "ede+"), unit="current"),
+    "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
+    "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
+    "optimizer": grid(method=("bnn++", "bc"), optimizer="sgd"),
 }
 
 
