@@ -85,11 +85,15 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(method="bnn++", scale="layer"),
     ],
 }
-# What BNN++ had by default when the rounds above were run.
-EARLIER: Cell = {"strength": "1:20", "unit": "initial"}
-for cell in (cell for cells in ROUNDS.values() for cell in cells):
-    if cell["method"] == "bnn++" and "settings" not in cell:
-        cell |= {name: value for name, value in EARLIER.items() if name not in cell}
+# What some methods had by default when the rounds above were run.
+EARLIER: dict[object, Cell] = {
+    "bnn++": {"strength": "1:20", "unit": "initial"},
+    "poly+": {"unit": "initial"},
+    "ede+": {"unit": "initial"},
+}
+for cell in (cell for cells in ROUNDS.values() for cell in cells if "settings" not in cell):
+    earlier = EARLIER.get(cell["method"], {})
+    cell |= {name: value for name, value in earlier.items() if name not in cell}
 ROUNDS |= {
     "default": grid(method="bnn++"),
     "default-inputs": [

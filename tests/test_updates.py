@@ -142,9 +142,9 @@ DEFAULT = {
     "bnn++": Row(swish, swish_slope, logarithmic(1, 20), scale="ls", unit="current"),
     "bi-real": Row(hard, tent),
     "r-bnn": Row(hard, poly_slope, LOG),
-    "poly+": Row(poly, poly_slope, logarithmic(1, 40), scale="ls", unit="initial"),
+    "poly+": Row(poly, poly_slope, logarithmic(1, 40), scale="ls", unit="current"),
     "ede": Row(hard, ede_slope, logarithmic(0.1, 10)),
-    "ede+": Row(ede, ede_slope, logarithmic(1, 40), scale="ls", unit="initial"),
+    "ede+": Row(ede, ede_slope, logarithmic(1, 40), scale="ls", unit="current"),
 }
 LITERAL = replace(PROXIMAL, schedule=linear(0.01, 10), by_rate=False)
 PAPER = {

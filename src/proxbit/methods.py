@@ -86,7 +86,6 @@ _soft = Method(
     "BNN++", pairs.bnn_plus_plus, Logarithmic(1, 20), scale=SCALES["ls"], unit="current",
     input_schedule=Linear(1, 5),
 )  # fmt: skip
-_softer = replace(_soft, schedule=Logarithmic(1, 40), unit="initial")
 
 METHODS: dict[str, Method] = {
     "fp": Method("FP", pairs.full_precision, scale=SCALES["none"], binary=False),
@@ -103,9 +102,9 @@ METHODS: dict[str, Method] = {
         "R-BNN", pairs.r_bnn, Logarithmic(1e-2, 1e1),
         input_schedule=AtLeast(1.0, Logarithmic(1e-2, 1e1)),
     ),
-    "poly+": replace(_softer, name="Poly+", pair=pairs.poly_plus),
+    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus, schedule=Logarithmic(1, 40)),
     "ede": Method("EDE", pairs.ede, Logarithmic(1e-1, 1e1)),
-    "ede+": replace(_softer, name="EDE+", pair=pairs.ede_plus),
+    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus, schedule=Logarithmic(1, 40)),
     "react": Method("ReAct", pairs.bnn, learn_shift=True),
 }  # fmt: skip
 
