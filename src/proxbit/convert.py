@@ -99,8 +99,8 @@ def binarize(
     _make_all_binary([choice for choice in choices if choice.binary], form)
     _switch_off_fused_paths(model)
     problems = _constant_signs(constant, relu)
-    advice.warn_once(binary_weights(model), problems)
     notes = problems + _replace_relus(model, constant, relu)
+    advice.warn_once(binary_weights(model), problems)
     saved = sum(_saving(weight) for weight in once(binary_weights(model)))
     return Report(chosen.name, form.task, lines, bytes_float, bytes_float - saved, tuple(notes))
 

@@ -50,9 +50,14 @@ def _spell(schedule: Schedule | None) -> str | None:
     """A schedule as ``parse_strength`` reads it; None for any that it cannot read."""
     match schedule:
         case Linear(start, end):
-            return f"{start!r}:{end!r}"
+            return f"{_number(start)}:{_number(end)}"
         case Logarithmic(start, end):
-            return f"{start!r}:{end!r}:log"
+            return f"{_number(start)}:{_number(end)}:log"
         case Constant(value) if schedule != Constant():  # that of methods without a strength
-            return repr(value)
+            return _number(value)
     return None
+
+
+def _number(value: float) -> str:
+    """All digits of a number, and no more."""
+    return repr(float(value)).removesuffix(".0")
