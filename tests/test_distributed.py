@@ -90,7 +90,7 @@ def test_two_processes_harden_as_one(kind: str, name: str, ranks: Any, alone: An
 def test_a_float_checkpoint_loads_into_a_sharded_model(ranks: Any) -> None:
     model = worker.source()
     state = model.state_dict()
-    pb.binarize(model, "bnn++")
+    pb.binarize(model, "bnn++", unit="initial")
     for seen in ranks:
         loaded = seen["fsdp", "load"]
         assert "error" not in loaded, loaded["error"]

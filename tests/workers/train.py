@@ -131,7 +131,7 @@ def loads_a_float_checkpoint() -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = Net(attention=True)
-    pb.binarize(model, "bnn++")
+    pb.binarize(model, "bnn++", unit="initial")
     sharded(model)
     options = StateDictOptions(full_state_dict=True)
     set_model_state_dict(model, source().state_dict(), options=options)
