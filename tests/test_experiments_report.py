@@ -174,6 +174,12 @@ def test_every_claim_of_the_paper_can_hold_and_its_reverse_cannot():
     ]
 
 
+def test_a_run_that_stands_in_two_grids_is_one_run_in_two_cells():
+    once = line("BNN++", 0.9)
+    facts = build_report([once, replace(once, grid="additional"), line("BNN++", 0.8, 1)]).facts
+    assert "Runs: 2 finished, 0 broken, in 2 cells" in facts
+
+
 def test_smoke_runs_decide_nothing():
     lines = [replace(line(m, hard), scale="smoke") for m, hard in (("BNN++", 0.9), ("BNN+", 0.1))]
     assert {(c.outcome, c.evidence) for c in claims(outcomes(lines))} == {("not decided", ())}
