@@ -101,6 +101,7 @@ ROUNDS |= {
         *grid(limit=352, task="BWA", method="bnn++"),
     ],
     "plus-unit": grid(method=("poly+", "ede+"), unit="current"),
+    "originals": grid(method=("r-bnn", "ede"), strength=("0.1:10:log", "1:10:log"), unit="current"),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
     "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
     "optimizer": grid(method=("bnn++", "bc"), optimizer="sgd"),
