@@ -41,7 +41,6 @@ ROUNDS: dict[str, list[Cell]] = {
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
     "distill": grid(method=("bc", "bnn++"), distill=True),
     "methods": grid(method=OTHERS),
-    "strengths": grid(method="bnn++", strength=("1:5", "1:40", "5:20")),
     "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": [
