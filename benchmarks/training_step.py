@@ -19,7 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,12 @@ class Setting:
     batch: int
     side: int
     classes: int
+    layout: torch.memory_format = torch.contiguous_format
 
     def data(self, batch: int | None) -> tuple[Tensor, Tensor]:
         n = batch or self.batch
-        return torch.randn(n, 3, self.side, self.side), torch.randint(self.classes, (n,))
+        images = torch.randn(n, 3, self.side, self.side).to(memory_format=self.layout)
+        return images, torch.randint(self.classes, (n,))
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ def keep_freed_memory() -> None:
 def enrol(setting: Setting, contender: Contender, seed: int) -> Learner:
     """Every contender starts from the same weights."""
     torch.manual_seed(seed)
-    return contender.learner(setting.build().train())
+    model = setting.build().to(memory_format=setting.layout)  # type: ignore[call-overload]
+    return contender.learner(model.train())
 
 
 def time_beside(
@@ -164,10 +167,15 @@ def allocations(trace: Any) -> Iterator[int]:
 
 
 def measure(
-    name: str, field: Sequence[Contender], rounds: int, batch: int | None, seed: int
+    name: str,
+    field: Sequence[Contender],
+    rounds: int,
+    batch: int | None,
+    seed: int,
+    layout: torch.memory_format = torch.contiguous_format,
 ) -> list[Row]:
     """One row per contender; the first is the float that the others are compared with."""
-    setting = SETTINGS[name]
+    setting = replace(SETTINGS[name], layout=layout)
     torch.manual_seed(seed)
     data = setting.data(batch)
     peaks = [peak_bytes(partial(enrol, setting, c, seed), data) for c in field]
@@ -267,6 +275,7 @@ def options() -> argparse.Namespace:
     add("--methods", default="bc,pc,bnn++", type=one_of(METHODS), help="comma-separated, or all")
     add("--rounds", default=15, type=int, help="timed steps of each contender")
     add("--batch", type=int, help="instead of each model's own")
+    add("--channels-last", action="store_true", help="images and filters, as `proxbit train` does")
     add("--threads", type=int, help="of torch, instead of its own choice")
     add("--seed", default=0, type=int)
     add("--json", type=Path, help="write the rows here")
@@ -294,9 +303,9 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     field = contenders(args.methods, console)
     names = [name for name in args.model if installed(SETTINGS[name].package, console)]
-    rows = [
-        row for name in names for row in measure(name, field, args.rounds, args.batch, args.seed)
-    ]
+    layout = torch.channels_last if args.channels_last else torch.contiguous_format
+    choices = args.rounds, args.batch, args.seed, layout
+    rows = [row for name in names for row in measure(name, field, *choices)]
     about = environment(PACKAGES, args.rounds, args.seed)
     console.print(Markdown(tables(rows)))
     if args.json:

@@ -223,6 +223,24 @@ def test_each_channel_has_its_shift(lead: int, channels: int, trailing: list[int
     assert torch.equal(found, g * maps.triangle(x - shift, s))
 
 
+@given(sizes=st.tuples(*[st.integers(1, 5)] * 4), shifted=st.booleans(), seed=st.integers(0, 99))
+def test_channels_last_changes_no_bit_and_stays(
+    sizes: tuple[int, ...], shifted: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    x, g, s = torch.randn(sizes), torch.randn(sizes), torch.tensor(1.5)
+    shift = torch.randn(sizes[1], 1, 1) if shifted else None
+    last = x.contiguous(memory_format=torch.channels_last)
+    found = fused.forward(maps.sign_swish, last, s, shift)
+    assert torch.equal(found, fused.forward(maps.sign_swish, x, s, shift))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    expected = fused.pull(maps.sign_swish_slope, x, g, s, shift=shift)
+    for upstream in (g, g.contiguous(memory_format=torch.channels_last)):
+        pulled = fused.pull(maps.sign_swish_slope, last, upstream, s, shift=shift)
+        assert torch.equal(pulled, expected)
+        assert pulled.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("shape", [(20_000,), (2, 1)], ids=str)
 def test_rows_longer_than_one_part_keep_their_shifts(shape: tuple[int, ...]) -> None:
     x, g, s = *torch.randn(2, 2, 20_000), torch.tensor(1.5)
@@ -275,13 +293,22 @@ def oracle(w: np.ndarray, shift: float, scale: pb.Scale, unit: str | float, s: f
 @given(
     shape=st.sampled_from([(3, 5), (1, 1), (2, 3, 2, 2), (40, 33), (2, 2500)]),
     shift=st.sampled_from([0.0, 0.01]),
+    last=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_unit_and_scale_are_those_of_the_layer(
-    kind: str, per: str, unit: float | str, shape: tuple[int, ...], shift: float, seed: int
+    kind: str,
+    per: str,
+    unit: float | str,
+    shape: tuple[int, ...],
+    shift: float,
+    last: bool,
+    seed: int,
 ) -> None:
     torch.manual_seed(seed)
     w, s, scale = torch.randn(shape) * 0.03 + 0.02, torch.tensor(1.3), pb.Scale(kind, per)
+    if last and w.dim() == 4:
+        w = w.contiguous(memory_format=torch.channels_last)
     shifts = torch.full((shape[0], *(1 for _ in shape[1:])), shift) if shift else None
     given_unit = torch.tensor(unit) if isinstance(unit, float) and unit != 1 else None
     f, measure, factor = oracle(

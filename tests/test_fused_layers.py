@@ -38,10 +38,16 @@ def outcome(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
+LAYOUTS = pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels_last"]
+)
+
+
+@LAYOUTS
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fp"])
 def test_a_layer_learns_the_same_with_and_without_kernels(
-    name: str, task: str, monkeypatch: pytest.MonkeyPatch
+    name: str, task: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Flatten(), nn.Linear(80, 6))
     pb.binarize(model, name, task, only="*", relu=None)
@@ -49,7 +55,8 @@ def test_a_layer_learns_the_same_with_and_without_kernels(
     shifts = [p for label, p in model.named_parameters() if label.endswith("shift")]
     for shift in shifts:
         nn.init.normal_(shift.data, std=0.05)
-    x = torch.randn(2, 3, 4, 4)
+    model.to(memory_format=layout)
+    x = torch.randn(2, 3, 4, 4).to(memory_format=layout)
     found = outcome(model, x)
     monkeypatch.setenv("PROXBIT_KERNELS", "torch")
     for mine, theirs in zip(found, outcome(model, x), strict=True):
@@ -77,14 +84,33 @@ def used(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> set[str]
     return served
 
 
-@pytest.mark.parametrize(
-    "name", ["pc", "bnn", "bnn+", "bnn++", "bi-real", "poly+", "ede+", "react"]
-)
+BY_KERNELS = ["pc", "bnn", "bnn+", "bnn++", "bi-real", "poly+", "ede+", "react"]
+
+
+@pytest.mark.parametrize("name", BY_KERNELS)
 def test_a_binary_layer_takes_the_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(6, 5))
     pb.binarize(model, name, "BWA", only="*")
     served = used(monkeypatch, lambda: outcome(model, torch.randn(4, 6)))
     assert served == {"forward", "weigh", "pull"} - ({"pull"} if name == "pc" else set())
+
+
+@LAYOUTS
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_a_convolution_takes_the_kernels_in_either_layout_and_keeps_it(
+    name: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1))
+    pb.binarize(model, name, "BWA", only="*")
+    model.to(memory_format=layout)
+    x, seen = torch.randn(2, 3, 4, 4).to(memory_format=layout), []
+    quantizers = (model[0].binary.input_quantizer, model[0].binary.weight_quantizer)
+    for quantizer in quantizers:
+        quantizer.register_forward_hook(lambda _, given, made: seen.extend([*given, made]))
+    served = used(monkeypatch, lambda: seen.extend(outcome(model, x)[1:2]))
+    assert served == {"forward", "weigh", "pull"} - ({"pull"} if name == "pc" else set())
+    assert len(seen) == 5
+    assert all(each.is_contiguous(memory_format=layout) for each in seen)
 
 
 @pytest.mark.parametrize("task", ["BW", "BWA"])
@@ -111,6 +137,7 @@ ODD = {
     "meta": lambda: torch.randn(4, 6, device="meta"),
     "a subclass": lambda: nn.Parameter(torch.randn(4, 6)).as_subclass(type("Own", (Tensor,), {})),
     "sparse": lambda: torch.eye(4).to_sparse(),
+    "sparse images": lambda: torch.ones(1, 2, 3, 4).to_sparse(),
 }
 
 

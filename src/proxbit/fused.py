@@ -4,6 +4,8 @@ Each function answers None where torch must serve: without the kernels, for a ma
 for other tensors than plain float32 ones on a CPU, and under anything that traces, compiles or
 transforms. Then the formulas of :mod:`proxbit.maps` are computed one pass after the other; the two
 agree to a few roundings, and exactly for signs and for all that is piecewise linear.
+
+Images and filters with their channels last are turned until they lie in order, and the answer back.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +84,11 @@ def forward(
     """F(x - shift), or the sign of it; None where torch must serve."""
     lib = _library()
     curve = None if lib is None else _curve(f)
-    if curve is None or not _ours(x, strength, shift):
+    if curve is None:
+        return None
+    if _channels_last(x):
+        return _back(forward(f, _turned(x), strength, _turned(shift), sharp))
+    if not _ours(x, strength, shift):
         return None
     how = _quantizer(x, strength, shift, curve, sharp)
     if how is None:
@@ -98,7 +104,12 @@ def weigh(
     """F((w - shift) / unit), scaled if so wished, with the unit and the scale; None: use torch."""
     lib = _library()
     curve = None if lib is None else _curve(f)
-    if curve is None or not _ours(w, strength, shift, measures.unit):
+    if curve is None:
+        return None
+    if _channels_last(w):
+        found = weigh(f, _turned(w), strength, _turned(shift), sharp, measures)
+        return None if found is None else (_back(found[0]), *found[1:])
+    if not _ours(w, strength, shift, measures.unit):
         return None
     how = _quantizer(w, strength, shift, curve, sharp, rows=True)
     if how is None or w.dim() < 2:
@@ -122,7 +133,11 @@ def pull(
     """The gradient g B((w - shift) / unit) factor in one pass; None where torch must serve."""
     lib = _library()
     code = None if lib is None else _code(b, _BACKWARD)
-    if code is None or not _ours(w, strength, shift, unit, factor):
+    if code is None:
+        return None
+    if _channels_last(w):
+        return _back(pull(b, _turned(w), _turned(g), strength, unit, factor, _turned(shift)))
+    if not _ours(w, strength, shift, unit, factor):
         return None
     units, factors = (0 if t is None else t.numel() for t in (unit, factor))
     how = _quantizer(w, strength, shift, (code, 0.0), rows=max(units, factors) > 1)
@@ -152,6 +167,32 @@ def _library() -> Any:
 def _declared(choice: str) -> Any:
     loaded = opened(choice)
     return loaded if loaded is not None and declare(loaded, _SIGNATURES) else None
+
+
+def _channels_last(t: Tensor) -> bool:
+    """Whether only the order of its dimensions keeps a tensor of images or filters from us."""
+    if t.dim() != 4 or not torch._C._has_storage(t) or t.is_contiguous():
+        return False
+    return t.is_contiguous(memory_format=torch.channels_last)
+
+
+@overload
+def _turned(t: Tensor) -> Tensor: ...
+@overload
+def _turned(t: Tensor | None) -> Tensor | None: ...
+def _turned(t: Tensor | None) -> Tensor | None:
+    """The channels last in name too; the shifts of channels as one row, which then fits them."""
+    if t is None:
+        return None
+    return t.permute(0, 2, 3, 1) if t.dim() == 4 else t.flatten()
+
+
+@overload
+def _back(t: Tensor) -> Tensor: ...
+@overload
+def _back(t: Tensor | None) -> Tensor | None: ...
+def _back(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.permute(0, 3, 1, 2)
 
 
 def _code(f: Map, table: dict[Any, int]) -> int | None:
