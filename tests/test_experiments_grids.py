@@ -20,10 +20,10 @@ from proxbit.experiments.configs import (
     parse_given,
 )
 from proxbit.experiments.estimates import duration, seconds_of
-from proxbit.experiments.grids import GRIDS, SCALES, Cell, find_grid, find_rows
+from proxbit.experiments.grids import GRIDS, Cell, find_grid, find_rows
 from proxbit.experiments.paper import PROTOCOLS
 from proxbit.experiments.planning import Wish, overview, plan
-from proxbit.experiments.scales import SCALES as SIZES
+from proxbit.experiments.scales import SCALES
 from proxbit.models import build
 from proxbit.models.parts import layers
 from proxbit.train.setup import prepare
@@ -33,7 +33,7 @@ pytest.importorskip("timm")  # the stand-ins of transformers are made of it
 
 GIVEN = Options(data=(("*", "npz:x.npz"),), weights=(("*", "w.safetensors"),))
 grids = st.sampled_from(list(GRIDS))
-scales = st.sampled_from(SCALES)
+scales = st.sampled_from(list(SCALES))
 
 
 def one(grid, scale="smoke", **axes):
@@ -207,7 +207,7 @@ def test_differences_are_found_and_ways_to_say_the_same_are_none():
 # Models
 
 
-@pytest.mark.parametrize("model", ["resnet8", "resnet20", SIZES["smoke"].models["ViT-B"]])
+@pytest.mark.parametrize("model", ["resnet8", "resnet20", SCALES["smoke"].models["ViT-B"]])
 def test_blocks_part_the_layers_of_a_model(model):
     names = layers(build(model, image_size=32))
     blocks = block_names(model)
@@ -216,7 +216,7 @@ def test_blocks_part_the_layers_of_a_model(model):
     assert {each[0] for each in inside} == set(blocks)
 
 
-@pytest.mark.parametrize("paper", list(SIZES["smoke"].models))
+@pytest.mark.parametrize("paper", list(SCALES["smoke"].models))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_stand_in_can_be_binarized_on_the_embedded_images(paper):
     grid = next(g for g in GRIDS.values() if any(row.model == paper for row in g.at("smoke")))
@@ -231,7 +231,7 @@ def test_every_stand_in_can_be_binarized_on_the_embedded_images(paper):
 def test_every_row_has_a_model_at_each_of_its_scales():
     for grid in GRIDS.values():
         for row in grid.rows:
-            assert all(row.model in SIZES[scale].models for scale in row.scales)
+            assert all(row.model in SCALES[scale].models for scale in row.scales)
 
 
 # Times and lists

@@ -208,3 +208,5 @@ def test_the_verdict_follows_the_method_and_its_settings():
     assert verdict_of(Config(method="bnn+", settings="paper")).startswith("refused: ")
     assert verdict_of(Config(method="pq")).startswith("refused: the step starts from the quantized")
     assert verdict_of(Config(method="fp")).startswith("float")
+    assert "at strength 0.1:" in verdict_of(Config(method="ede"))
+    assert "at strength 0.7:" in verdict_of(Config(method="ede", strength="0.7:10:log"))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from proxbit.experiments.paper import PROTOCOLS
+from proxbit.experiments.scales import SCALES
 from proxbit.text import unknown
 
 AXES = ("model", "dataset", "pipeline", "task", "method", "protocols", "block")
-SCALES = ("smoke", "small", "paper")
 MAIN = ("FP", "PQ", "rPC", "BC", "PC", "BNN", "BNN+", "BNN++")
 MORE = ("FP", "Bi-Real", "R-BNN", "Poly+", "EDE", "EDE+", "ReAct", "BNN++")
 ALL_BLOCKS = "none"  # the block of the reference cell: all of them stay float
@@ -64,7 +64,7 @@ class Row:
     model: str
     dataset: str
     runs: tuple[tuple[str, str], ...]
-    scales: tuple[str, ...] = SCALES
+    scales: tuple[str, ...] = tuple(SCALES)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _slug(name: str) -> str:
 def _row(model: str, dataset: str, *runs: str, paper_only: bool = False, name: str = "") -> Row:
     """A row from runs such as "FT BW"."""
     pairs = tuple((run.split()[0], run.split()[1]) for run in runs)
-    scales = ("paper",) if paper_only else SCALES
+    scales = ("paper",) if paper_only else tuple(SCALES)
     return Row(name or f"{_slug(model)}-{_slug(dataset)}", model, dataset, pairs, scales)
 
 

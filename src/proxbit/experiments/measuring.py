@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from proxbit.methods import find_method
 from proxbit.theory import check
 from proxbit.train.config import Config
 from proxbit.train.folder import RunFolder
+from proxbit.train.settings import parse_strength
 
 SECONDS = 1.5
 
@@ -41,4 +43,6 @@ def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None
 def verdict_of(config: Config) -> str:
     """What the theory says of a run's method at its strengths."""
     method = find_method(config.method, config.settings)
-    return str(check(method)) if method.binary else "float: there is no pair to judge"
+    if not method.binary:
+        return "float: there is no pair to judge"
+    return str(check(replace(method, schedule=parse_strength(config.strength) or method.schedule)))

@@ -9,7 +9,6 @@ from proxbit.experiments.blocks import block_names
 from proxbit.experiments.configs import Options
 from proxbit.experiments.estimates import duration, total
 from proxbit.experiments.grids import GRIDS, Cell, Grid, Row, cells_of, find_grid, find_rows
-from proxbit.experiments.grids import SCALES as SCALE_NAMES
 from proxbit.experiments.scales import SCALES
 from proxbit.text import table, unknown
 
@@ -74,8 +73,8 @@ def _cells(grid: Grid, row: Row, scale: str, seeds: Sequence[int], model: str | 
 
 def overview() -> str:
     """Every table and figure with its cells, scales and an estimate of the time here."""
-    head = ("cells and time here", *SCALE_NAMES)
-    rows = [(grid.name, *(_size(grid, scale) for scale in SCALE_NAMES)) for grid in GRIDS.values()]
+    head = ("cells and time here", *SCALES)
+    rows = [(grid.name, *(_size(grid, scale) for scale in SCALES)) for grid in GRIDS.values()]
     lines = [table(head, rows), ""]
     for grid in GRIDS.values():
         names = ", ".join(row.name + ("" if "small" in row.scales else "*") for row in grid.rows)
