@@ -26,6 +26,7 @@ HEAD = (
     "| method | options | soft % | hard at once % | hard at the end % | seeds |\n"
     "| --- | --- | --: | --: | --: | --: |"
 )
+TALLY = "| method | candidates | the best | hard % |\n| --- | --: | --- | --: |"
 NEW_SECTION = "## What was tried\n\n{marks}\n"
 
 
@@ -36,6 +37,7 @@ def grid(**choices: object) -> list[Cell]:
 
 
 OTHERS = ("ptb", "pq", "rpc", "bnn", "bnn+", "bi-real", "r-bnn", "ede", "react")
+EVERY = ("bc", "pc", "bnn", "bnn+", "bi-real", "r-bnn", "poly+", "ede", "ede+", "react")
 ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
@@ -106,7 +108,8 @@ ROUNDS |= {
         *grid(method=("pq", "rpc", "bnn", "bi-real"), rate=(1e-3, 1e-2)),
         *grid(method=("bnn+", "r-bnn", "ede"), rate=1e-3),
         *grid(method="react", rate=1e-2),
-        *grid(method=("bnn", "bi-real", "react"), scale="layer"),
+        *grid(method=("bnn", "bi-real", "react", "pc"), scale="layer"),
+        *grid(method=EVERY, latent_decay=1e-4),
     ],
     "default-wrapped": grid(task="BWAA", method="bnn++"),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
@@ -138,6 +141,22 @@ def run(cell: Cell, common: Cell, work: Path, threads: int) -> dict[str, object]
     return result | {key: about[key] for key in ("commit", "proxbit", "torch", "started")}
 
 
+def tally(lines: list[Line], known: dict[str, list[Cell]]) -> str:
+    """What each method was given in BW and half an epoch: how many candidates, and its best."""
+    short = {
+        name_of(c): c for cells in known.values() for c in cells if not {"task", "limit"} & {*c}
+    }
+    lines = [line for line in lines if line["cell"]["seed"] == 0]  # a seed is a split: one for all
+    found = [(cell, results) for cell in short.values() if (results := _results(lines, cell))]
+    rows = []
+    for method in sorted({str(cell["method"]) for cell, _ in found}):
+        own = [(cell, results) for cell, results in found if cell["method"] == method]
+        best, results = max(own, key=lambda pair: _mean(pair[1], "hard"))
+        rows.append((_mean(results, "hard"), f"{method} | {len(own)} | {_options(best)}"))
+    body = (f"| {text} | {hard:.2f} |" for hard, text in sorted(rows, reverse=True))
+    return "### candidates\n\n" + "\n".join([TALLY, *body])
+
+
 def tables(lines: list[Line], known: dict[str, list[Cell]]) -> str:
     """One table per round, best hard accuracy first; seeds of one candidate share a row."""
     parts = []
@@ -161,12 +180,15 @@ def _mean(results: list[Cell], key: str) -> float:
 def _row(cell: Cell, results: list[Cell]) -> str:
     hard = [100 * float(result["hard"]) for result in results]  # type: ignore[arg-type]
     spread = f" ± {statistics.stdev(hard):.2f}" if len(hard) > 1 else ""
-    options = ", ".join(f"{key} {value}" for key, value in cell.items() if key != "method")
     shares = f"{_mean(results, 'soft'):.2f} | {_mean(results, 'hardened'):.2f}"
     return (
-        f"| {cell['method']} | {options or 'default'} | {shares} | {_mean(results, 'hard'):.2f}"
+        f"| {cell['method']} | {_options(cell)} | {shares} | {_mean(results, 'hard'):.2f}"
         f"{spread} | {len(hard)} |"
     )
+
+
+def _options(cell: Cell) -> str:
+    return ", ".join(f"{k} {value}" for k, value in cell.items() if k != "method") or "default"
 
 
 def main() -> None:
@@ -197,7 +219,8 @@ def main() -> None:
     if given.markdown:
         found = [json.loads(line) for line in given.results.read_text().splitlines()]
         about = environment(("proxbit", "torch"), len(found), 0)
-        write_section(given.markdown, "recipes", about, tables(found, ROUNDS), NEW_SECTION)
+        body = f"{tally(found, ROUNDS)}\n\n{tables(found, ROUNDS)}"
+        write_section(given.markdown, "recipes", about, body, NEW_SECTION)
 
 
 if __name__ == "__main__":
