@@ -112,6 +112,10 @@ ROUNDS |= {
         *grid(method=EVERY, latent_decay=1e-4),
     ],
     "default-wrapped": grid(task="BWAA", method="bnn++"),
+    "wrapped": [
+        *grid(task="BWAA", method="bnn++", sharp=0.2),
+        *grid(task="BWAA", method="bnn++", input_strength="1:10"),
+    ],
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
     "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
     "optimizer": grid(method=("bnn++", "bc"), optimizer="sgd"),
