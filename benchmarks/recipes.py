@@ -116,6 +116,11 @@ ROUNDS |= {
         *grid(task="BWAA", method="bnn++", sharp=0.2),
         *grid(task="BWAA", method="bnn++", input_strength="1:10"),
     ],
+    "wrapped-seeds": [
+        *grid(task="BWAA", method="bnn++", sharp=0.2),
+        *grid(task="BWAA", method="bc"),
+    ],
+    "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
     "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
     "optimizer": grid(method=("bnn++", "bc"), optimizer="sgd"),
