@@ -159,10 +159,11 @@ class Config:
     clip_norm: float | None = option(None, "Largest norm of the gradient.", group=_STEPS)
     accumulate: int = option(1, "Parts in which a batch is computed, to save memory.", group=_STEPS)
     smoothing: float = option(0.0, "Label smoothing.", group=_STEPS)
-    sharp: float = option(
-        0.0,
+    sharp: float | None = option(
+        None,
         "Share of the steps before hardening in which a soft pair is seen as its sign.",
         group=_STEPS,
+        shown="0.2 if inputs are binary",
     )
     sharp_strength: float | None = option(
         None, "Strength of its backward map there.", group=_STEPS, shown="the last one"

@@ -65,7 +65,7 @@ class Trainer:
         self.steps = self.config.epochs * self.epoch_steps
         frozen = math.ceil(self.config.frozen * self.steps) if self.binary else 0
         self.soft_steps = self.steps - frozen
-        self.sharp_step = self.soft_steps - round(self.config.sharp * self.steps)
+        self.sharp_step = self.soft_steps - round((self.config.sharp or 0) * self.steps)
         self.last_loss, self.saved_at = math.nan, time.monotonic()
         self.watch: Callable[[Trainer], None] = lambda _: None
         self.stop: Callable[[], bool] = lambda: False
