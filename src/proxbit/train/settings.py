@@ -1,11 +1,11 @@
-"""The strengths, unit and scale of a run's method, as options that can be written down."""
+"""The strengths, unit, scale and phases of a run's method, as options that can be written down."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from proxbit.methods import find_method
+from proxbit.methods import PC, Method, find_method
 from proxbit.scales import SCALES
 from proxbit.schedules import Constant, Linear, Logarithmic, Schedule
 from proxbit.text import numbers
@@ -22,15 +22,24 @@ def settled(config: Config) -> Config:
     ('1:20:log', 'current')
     """
     method = find_method(config.method, config.settings)
-    if not method.binary:
-        return config
     own: dict[str, Any] = {
-        "strength": _spell(method.schedule),
-        "input_strength": None if config.task == "BW" else _spell(method.input_schedule),
-        "unit": method.unit,
-        "scale": next((name for name, scale in SCALES.items() if scale == method.scale), None),
+        "sharp": min(0.2, (1 - config.frozen) / 2) if _soft_inputs(config, method) else 0.0
     }
+    if method.binary:
+        own |= {
+            "strength": _spell(method.schedule),
+            "input_strength": None if config.task == "BW" else _spell(method.input_schedule),
+            "unit": method.unit,
+            "scale": next((name for name, scale in SCALES.items() if scale == method.scale), None),
+        }
     return replace(config, **{k: v for k, v in own.items() if getattr(config, k) is None})
+
+
+def _soft_inputs(config: Config, method: Method) -> bool:
+    """Whether layers would meet signs as inputs only when all is hard, and lose points by it."""
+    if config.task == "BW" or config.settings != "default" or method.rule != PC:
+        return False
+    return method.binary and not (method.pair.hard and (method.input_pair or method.pair).hard)
 
 
 def parse_strength(text: str | None) -> Schedule | None:

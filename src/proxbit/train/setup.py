@@ -15,7 +15,7 @@ from proxbit.advice import SettingsWarning
 from proxbit.convert import binarize
 from proxbit.data import RECIPES, Loader, open_data
 from proxbit.data.folder import MEAN, STD
-from proxbit.methods import PC, Method, find_method
+from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
 from proxbit.schedules import Schedule, Then
 from proxbit.text import unknown
@@ -139,8 +139,7 @@ def resolve(config: Config, model: nn.Module) -> Config:
             f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
             "together they are below 1"
         )
-    method = find_method(config.method, config.settings)
-    binary = method.binary
+    binary = find_method(config.method, config.settings).binary
     tuned, attends = config.weights is not None, is_transformer(model)
     optimizer = config.optimizer or ("adamw" if attends else "adam")
     values: dict[str, Any] = {
@@ -153,17 +152,9 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "distill": binary and (config.teacher is not None or (attends and _teaches(config))),
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
-        "sharp": min(0.2, (1 - config.frozen) / 2) if _soft_inputs(config, method) else 0.0,
     }
     open_ = {k: v for k, v in values.items() if getattr(config, k) is None}
     return settled(replace(config, **open_))
-
-
-def _soft_inputs(config: Config, method: Method) -> bool:
-    """Whether layers would meet signs as inputs only when all is hard, and lose points by it."""
-    if config.task == "BW" or config.settings != "default" or method.rule != PC:
-        return False
-    return method.binary and not (method.pair.hard and (method.input_pair or method.pair).hard)
 
 
 def _teaches(config: Config) -> bool:
