@@ -92,14 +92,16 @@ EARLIER: dict[object, Cell] = {
     "poly+": {"unit": "initial"},
     "ede+": {"unit": "initial"},
 }
+NO_SIGNS: Cell = {"sharp": 0.0}  # with binary inputs, too, where the pair is soft
 for cell in (cell for cells in ROUNDS.values() for cell in cells if "settings" not in cell):
     earlier = EARLIER.get(cell["method"], {})
+    earlier = earlier | (NO_SIGNS if earlier and "task" in cell else {})
     cell |= {name: value for name, value in earlier.items() if name not in cell}
 ROUNDS |= {
     "default": grid(method="bnn++"),
     "default-inputs": [
-        *grid(task="BWA", method="bnn++"),
-        *grid(limit=352, task="BWA", method="bnn++"),
+        *grid(task="BWA", method="bnn++", **NO_SIGNS),
+        *grid(limit=352, task="BWA", method="bnn++", **NO_SIGNS),
     ],
     "plus-unit": grid(method=("poly+", "ede+"), unit="current"),
     "originals": grid(method=("r-bnn", "ede"), strength=("0.1:10:log", "1:10:log"), unit="current"),
@@ -111,13 +113,9 @@ ROUNDS |= {
         *grid(method=("bnn", "bi-real", "react", "pc"), scale="layer"),
         *grid(method=EVERY, latent_decay=1e-4),
     ],
-    "default-wrapped": grid(task="BWAA", method="bnn++"),
     "wrapped": [
-        *grid(task="BWAA", method="bnn++", sharp=0.2),
-        *grid(task="BWAA", method="bnn++", input_strength="1:10"),
-    ],
-    "wrapped-seeds": [
-        *grid(task="BWAA", method="bnn++", sharp=0.2),
+        *grid(task="BWAA", method="bnn++", sharp=(0.0, 0.2)),
+        *grid(task="BWAA", method="bnn++", input_strength="1:10", **NO_SIGNS),
         *grid(task="BWAA", method="bc"),
     ],
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
