@@ -150,9 +150,8 @@ def run(cell: Cell, common: Cell, work: Path, threads: int) -> dict[str, object]
 
 def tally(lines: list[Line], known: dict[str, list[Cell]]) -> str:
     """What each method was given in BW and half an epoch: how many candidates, and its best."""
-    short = {
-        name_of(c): c for cells in known.values() for c in cells if not {"task", "limit"} & {*c}
-    }
+    every = (cell for cells in known.values() for cell in cells)
+    short = {name_of(c): c for c in every if c.get("task", "BW") == "BW" and "limit" not in c}
     lines = [line for line in lines if line["cell"]["seed"] == 0]  # a seed is a split: one for all
     found = [(cell, results) for cell in short.values() if (results := _results(lines, cell))]
     rows = []
