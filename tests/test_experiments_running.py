@@ -111,6 +111,16 @@ def test_a_cell_that_another_grid_ran_is_not_run_again(place, tmp_path):
     assert [cell.axes["method"] for cell in left] == list(MORE[:-1]) and MORE[-1] == "BNN++"
 
 
+def test_one_float_network_serves_every_task(place, tmp_path):
+    wanted = plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW", "BWA"), ("FP",)))
+    asked = options(place, epochs=1)
+    assert states(run_grid(wanted, asked, tmp_path)) == ["done", "skipped"]
+    first, second = read_results(tmp_path)
+    assert [line.cell for line in (first, second)] == wanted
+    assert second == replace(first, key=second.key) and first.config["task"] == "BW"
+    assert not run_folder(wanted[1], tmp_path).exists()
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_the_run_and_the_next_call_continues_it(place, tmp_path):
     wanted, asked = cells("BC"), options(place, epochs=8)

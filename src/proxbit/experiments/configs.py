@@ -66,7 +66,8 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
     """
     axes, scale = cell.axes, SCALES[cell.scale]
     values = _common(cell, options)
-    values |= {"method": axes["method"].lower(), "task": axes["task"], "seed": cell.seed}
+    task = "BW" if axes["method"] == "FP" else axes["task"]  # one float network for all tasks
+    values |= {"method": axes["method"].lower(), "task": task, "seed": cell.seed}
     values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
     if axes["pipeline"] == "FT":
         values["weights"] = _weights(cell, options, folder)

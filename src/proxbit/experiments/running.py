@@ -155,8 +155,9 @@ def to_do(
 ) -> list[Cell]:
     """The cells without a result; those that have one are watched as skipped.
 
-    One that stands in another grid too, and was run there, gets that result as its own: the same
-    run twice says nothing new. Raises ValueError where a result was obtained with other options.
+    One that stands in another grid too, and was run there, gets that result as its own, and so does
+    the float network of another task: the same run twice says nothing new. Raises ValueError where
+    a result was obtained with other options.
     """
     done, left = done_lines(folder), []
     for cell in cells:
@@ -175,9 +176,8 @@ def to_do(
 def _run_elsewhere(
     cell: Cell, options: Options, folder: str | Path, done: Iterable[ResultLine]
 ) -> ResultLine | None:
-    """The line of a cell that another grid ran: the same place, seed, scale and options."""
-    same = (cell.key, cell.seed, cell.scale)
-    twins = [line for line in done if (line.cell.key, line.seed, line.scale) == same]
+    """The line of a cell that was run elsewhere: the same place, seed, scale and options."""
+    twins = [line for line in done if _place(line.cell) == _place(cell)]
     if not twins:
         return None
     try:
@@ -185,7 +185,13 @@ def _run_elsewhere(
     except ValueError:
         return None
     line = next((line for line in twins if not differences(wanted, line.config)), None)
-    return None if line is None else replace(line, grid=cell.grid, row=cell.row)
+    return None if line is None else replace(line, grid=cell.grid, row=cell.row, key=cell.axes)
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    """What a run depends on besides its options: a float network has no task."""
+    axes = cell.axes | ({"task": "any"} if cell.axes["method"] == "FP" else {})
+    return axes, cell.seed, cell.scale
 
 
 def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLine) -> None:
@@ -209,6 +215,8 @@ def run_grid(
             watch(event)
 
         for cell in to_do(cells, options, folder, tell):
+            if not to_do([cell], options, folder, tell):
+                continue  # what just ran here is a result of this cell too
             watch(Event(cell, "running", note="starting"))
             tell(finish_cell(cell, partial(run_cell, cell, options, folder, watch), folder))
         return ended
