@@ -109,7 +109,10 @@ def test_ctrl_c_says_how_to_continue(place, tmp_path):
         while not list(tmp_path.glob("runs/*/last.safetensors")) and time.monotonic() < until:
             time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
-        _, words = process.communicate(timeout=60)
+        try:
+            _, words = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert words.startswith("stopped, nothing is lost: continue with  proxbit reproduce cnn --rows")
     assert list(tmp_path.glob("runs/*/last.safetensors"))
