@@ -15,6 +15,7 @@ from proxbit.compat import allow_torchvision
 from proxbit.models import build, cifar_resnet, is_transformer, tiny_vit
 from proxbit.models.building import OURS, RESNETS
 from proxbit.models.from_timm import _window
+from proxbit.models.mini import MINIS
 from proxbit.models.vit import patch_for
 
 pytestmark = [
@@ -245,6 +246,21 @@ def test_the_patch_gives_a_whole_grid_of_seven_or_eight(size: int) -> None:
 
 def test_tiny_vit_asks_for_the_image_size() -> None:
     assert "pass image_size" in refusal("tiny_vit")
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_the_smallest_of_each_family_fits_small_images_and_refuses_options(
+    timm: Any, name: str
+) -> None:
+    for size, channels in ((28, 1), (32, 3)):
+        model = build(name, classes=7, channels=channels, image_size=size)
+        assert sum(p.numel() for p in model.parameters()) < 150_000
+    assert "unknown option" in refusal(name, image_size=28, depth=3)
+
+
+@pytest.mark.parametrize("name", [name for name in MINIS if name != "mini_bottleneck"])
+def test_the_smallest_transformers_ask_for_the_image_size(name: str) -> None:
+    assert "'image_size'" in refusal(name)
 
 
 # the trial

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from proxbit.experiments import stand_ins
 
 
 @dataclass(frozen=True)
@@ -36,18 +33,14 @@ class Scale:
     measure: bool = True
 
 
-def _tiny(function: str) -> str:
-    return f"{Path(stand_ins.__file__)}:{function}"
-
-
 _VITS = ("ViT-B", "DeiT-T")
-_TINY = {"Swin-T": _tiny("small_swin"), "NesT-T": _tiny("small_nest")}
+_MINI = {"Swin-T": "mini_swin", "NesT-T": "mini_nest"}
 SCALES: dict[str, Scale] = {
     "smoke": Scale(
         "seconds per cell: embedded images, tiny models of the same family, four steps",
         models={
-            "ResNet20": "resnet8", "ResNet50": _tiny("bottlenecks"), **_TINY,
-            **dict.fromkeys(_VITS, _tiny("small_vit")),
+            "ResNet20": "resnet8", "ResNet50": "mini_bottleneck", **_MINI,
+            **dict.fromkeys(_VITS, "mini_vit"),
         },
         epochs={"FT": 1, "E2E": 1},
         common={"limit": 4, "batch": 64, "recalibrate": 2},
@@ -56,7 +49,7 @@ SCALES: dict[str, Scale] = {
     "small": Scale(
         "minutes per cell on two cores: real images, few epochs",
         models={
-            "ResNet20": "resnet20", "ResNet50": "timm/resnet50", **_TINY,
+            "ResNet20": "resnet20", "ResNet50": "timm/resnet50", **_MINI,
             **dict.fromkeys(_VITS, "tiny_vit"),
         },
         epochs={"FT": 2, "E2E": 4}, common={"limit": 400},

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from proxbit.models import resnet
 from proxbit.models.from_timm import from_timm, import_timm, near_names
+from proxbit.models.mini import MINIS
 from proxbit.models.user import user_object
 from proxbit.models.vit import tiny_vit
 from proxbit.text import first_line, unknown
@@ -23,7 +24,7 @@ RESNETS: dict[str, Callable[..., nn.Module]] = {
     "resnet44": resnet.resnet44,
     "resnet56": resnet.resnet56,
 }
-OURS = (*RESNETS, "tiny_vit")
+OURS = (*RESNETS, "tiny_vit", *MINIS)
 
 
 def build(
@@ -43,10 +44,11 @@ def build(
 
     Args:
         name: ``resnet8``, ``resnet20``, ``resnet32``, ``resnet44``, ``resnet56``, ``tiny_vit``;
-            any model of timm; or your own function or class, whose file is executed.
+            the smallest of their families, ``mini_vit``, ``mini_bottleneck``, ``mini_swin`` and
+            ``mini_nest``; any model of timm; or your own function or class, whose file is executed.
         classes: How many scores the model gives.
         channels: Channels of an image.
-        image_size: Height and width of an image; needed by ``tiny_vit`` only.
+        image_size: Height and width of an image; needed by transformers of ours.
         patch_size: Height and width of a patch, for models that have patches.
         pretrained: Let timm fetch its weights.
         options: Passed on: ``width`` of a ResNet, timm's own arguments, or those of your function.
@@ -105,6 +107,8 @@ def _from_ours(name: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.
         )
     if name == "tiny_vit":
         return tiny_vit(**sizes, **options)
+    if name in MINIS:
+        return MINIS[name](**_taken(name, MINIS[name], sizes, options))
     _refuse_unknown(name, options, ["width"])
     return RESNETS[name](sizes["classes"], sizes["channels"], **options)
 
