@@ -9,6 +9,8 @@ images held back from training: the test images choose nothing.
 
 import argparse
 import json
+import math
+import operator
 import os
 import statistics
 import subprocess
@@ -26,7 +28,11 @@ HEAD = (
     "| method | options | soft % | hard at once % | hard at the end % | seeds |\n"
     "| --- | --- | --: | --: | --: | --: |"
 )
-TALLY = "| method | candidates | the best | hard % |\n| --- | --: | --- | --: |"
+BUDGET = 5  # candidates that every method was given at least
+TALLY = (
+    "| task | method | candidates | the best | hard % | best of five % |\n"
+    "| --- | --- | --: | --- | --: | --: |"
+)
 NEW_SECTION = "## What was tried\n\n{marks}\n"
 
 
@@ -38,6 +44,7 @@ def grid(**choices: object) -> list[Cell]:
 
 OTHERS = ("ptb", "pq", "rpc", "bnn", "bnn+", "bi-real", "r-bnn", "ede", "react")
 EVERY = ("bc", "pc", "bnn", "bnn+", "bi-real", "r-bnn", "poly+", "ede", "ede+", "react")
+FIVE = ("pq", "rpc", "pc", "bnn", "bnn+")
 ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
@@ -107,11 +114,21 @@ ROUNDS |= {
     "originals": grid(method=("r-bnn", "ede"), strength=("0.1:10:log", "1:10:log"), unit="current"),
     "equal": [
         *grid(method=("pq", "rpc"), strength="0:1"),
-        *grid(method=("pq", "rpc", "bnn", "bi-real"), rate=(1e-3, 1e-2)),
+        *grid(method=("ptb", "pq", "rpc", "bnn", "bi-real"), rate=(1e-3, 1e-2)),
         *grid(method=("bnn+", "r-bnn", "ede"), rate=1e-3),
         *grid(method="react", rate=1e-2),
-        *grid(method=("bnn", "bi-real", "react", "pc"), scale="layer"),
-        *grid(method=EVERY, latent_decay=1e-4),
+        *grid(method=("ptb", "bnn", "bi-real", "react", "pc"), scale="layer"),
+        *grid(method=("ptb", *EVERY), latent_decay=1e-4),
+    ],
+    "inputs-equal": [
+        *grid(task="BWA", method=FIVE),
+        *grid(task="BWA", method=FIVE, rate=(1e-2, 1e-3)),
+        *grid(task="BWA", method=("pq", "rpc"), input_strength=("0:0.5", "0:2")),
+        *grid(task="BWA", method="pc", sharp=0.0),
+        *grid(task="BWA", method="pc", input_strength="0:1"),
+        *grid(task="BWA", method="bnn+", input_strength=("1", "2")),
+        *grid(task="BWA", method="bnn", relu="identity"),
+        *grid(task="BWA", method="bnn", distill=True),
     ],
     "wrapped": [
         *grid(task="BWAA", method="bnn++", sharp=(0.0, 0.2)),
@@ -149,18 +166,32 @@ def run(cell: Cell, common: Cell, work: Path, threads: int) -> dict[str, object]
 
 
 def tally(lines: list[Line], known: dict[str, list[Cell]]) -> str:
-    """What each method was given in BW and half an epoch: how many candidates, and its best."""
-    every = (cell for cells in known.values() for cell in cells)
-    short = {name_of(c): c for c in every if c.get("task", "BW") == "BW" and "limit" not in c}
+    """What each method was given in half an epoch of a task, its best, and that at equal cost."""
     lines = [line for line in lines if line["cell"]["seed"] == 0]  # a seed is a split: one for all
-    found = [(cell, results) for cell in short.values() if (results := _results(lines, cell))]
+    short = {name_of(c): c for cells in known.values() for c in cells if "limit" not in c}
+    tried = ((cell, _results(lines, cell)) for cell in short.values())
+    found = [(cell, _mean(results, "hard")) for cell, results in tried if results]
     rows = []
-    for method in sorted({str(cell["method"]) for cell, _ in found}):
-        own = [(cell, results) for cell, results in found if cell["method"] == method]
-        best, results = max(own, key=lambda pair: _mean(pair[1], "hard"))
-        rows.append((_mean(results, "hard"), f"{method} | {len(own)} | {_options(best)}"))
-    body = (f"| {text} | {hard:.2f} |" for hard, text in sorted(rows, reverse=True))
-    return "### candidates\n\n" + "\n".join([TALLY, *body])
+    for task, method in {_place(cell) for cell, _ in found}:
+        own = [pair for pair in found if _place(pair[0]) == (task, method)]
+        best, hard = max(own, key=operator.itemgetter(1))
+        equal = expected_best([hard for _, hard in own], BUDGET)
+        few = "" if len(own) >= BUDGET else f" ({len(own)})"
+        options = _options({key: value for key, value in best.items() if key != "task"})
+        text = f"| {task} | {method} | {len(own)} | {options} | {hard:.2f} | {equal:.2f}{few} |"
+        rows.append((task, -equal, text))
+    return "### candidates\n\n" + "\n".join([TALLY, *(text for *_, text in sorted(rows))])
+
+
+def _place(cell: Cell) -> tuple[str, str]:
+    return str(cell.get("task", "BW")), str(cell["method"])
+
+
+def expected_best(figures: list[float], budget: int) -> float:
+    """The best of so many figures, on average over every choice of that many among all."""
+    budget = min(budget, len(figures))
+    ways = [math.comb(smaller, budget - 1) for smaller in range(len(figures))]
+    return math.fsum(map(operator.mul, sorted(figures), ways)) / sum(ways)
 
 
 def tables(lines: list[Line], known: dict[str, list[Cell]]) -> str:
