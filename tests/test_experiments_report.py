@@ -15,7 +15,13 @@ from typer.testing import CliRunner
 
 from proxbit.cli_report import report
 from proxbit.experiments.paper import PROTOCOLS, figure_for
-from proxbit.experiments.report import build_report, format_of, render, write_report
+from proxbit.experiments.report import (
+    build_report,
+    format_of,
+    read_folders,
+    render,
+    write_report,
+)
 from proxbit.experiments.report_cells import outcomes
 from proxbit.experiments.report_claims import STATEMENTS, claims
 from proxbit.experiments.report_markdown import plain
@@ -295,3 +301,11 @@ def test_mistakes_are_one_sentence_and_write_nothing(folder):
 
 def test_a_given_format_beats_the_ending():
     assert format_of("r.html", "csv") == "csv" and format_of("r.htm") == "html"
+
+
+def test_the_page_of_our_results_is_that_of_our_lines():
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs" / "results.md").read_text()
+    folders = page.split("- From: ")[1].split("\n")[0].split(", ")
+    lines = read_folders([root / folder for folder in folders])
+    assert page == render(lines, "markdown", folders)
