@@ -99,6 +99,8 @@ EARLIER: dict[object, Cell] = {
     "poly+": {"unit": "initial"},
     "ede+": {"unit": "initial"},
 }
+LONG: Cell = {"epochs": 6, "limit": 352}
+SIGNS_SOON: Cell = {"method": "bnn++", "strength": "1:3:log", "sharp": 0.5}
 NO_SIGNS: Cell = {"sharp": 0.0}  # with binary inputs, too, where the pair is soft
 for cell in (cell for cells in ROUNDS.values() for cell in cells if "settings" not in cell):
     earlier = EARLIER.get(cell["method"], {})
@@ -123,6 +125,7 @@ ROUNDS |= {
     "inputs-equal": [
         *grid(task="BWA", method=FIVE),
         *grid(task="BWA", method=FIVE, rate=(1e-2, 1e-3)),
+        *grid(task="BWA", method="bnn++", rate=1e-2),
         *grid(task="BWA", method=("pq", "rpc"), input_strength=("0:0.5", "0:2")),
         *grid(task="BWA", method="pc", sharp=0.0),
         *grid(task="BWA", method="pc", input_strength="0:1"),
@@ -134,6 +137,17 @@ ROUNDS |= {
         *grid(task="BWAA", method="bnn++", sharp=(0.0, 0.2)),
         *grid(task="BWAA", method="bnn++", input_strength="1:10", **NO_SIGNS),
         *grid(task="BWAA", method="bc"),
+    ],
+    "longer": [
+        *grid(**LONG, method=("bc", "bnn++")),
+        *grid(**LONG, **SIGNS_SOON),
+        *grid(**LONG, **SIGNS_SOON, sharp_strength=1.0),
+    ],
+    "signs-soon": [
+        *grid(**SIGNS_SOON),
+        *grid(limit=352, **SIGNS_SOON),
+        *grid(task="BWA", **SIGNS_SOON),
+        *grid(method="bnn++", strength="1:3:log"),
     ],
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
