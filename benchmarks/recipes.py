@@ -133,6 +133,10 @@ ROUNDS |= {
         *grid(task="BWA", method="bnn", relu="identity"),
         *grid(task="BWA", method="bnn", distill=True),
     ],
+    "inputs-rate-whole": [
+        *grid(limit=352, task="BWA", method=("bnn++", "bc", "pc"), rate=1e-2),
+        *grid(limit=352, task="BWA", method=("bnn++", "pc")),
+    ],
     "wrapped": [
         *grid(task="BWAA", method="bnn++", sharp=(0.0, 0.2)),
         *grid(task="BWAA", method="bnn++", input_strength="1:10", **NO_SIGNS),
