@@ -28,7 +28,7 @@ HEAD = (
     "| method | options | soft % | hard at once % | hard at the end % | seeds |\n"
     "| --- | --- | --: | --: | --: | --: |"
 )
-BUDGET = 5  # candidates that every method was given at least
+BUDGET = 5  # candidates that every method was given at least, in BW
 TALLY = (
     "| task | method | candidates | the best | hard % | best of five % |\n"
     "| --- | --- | --: | --- | --: | --: |"
@@ -44,7 +44,7 @@ def grid(**choices: object) -> list[Cell]:
 
 OTHERS = ("ptb", "pq", "rpc", "bnn", "bnn+", "bi-real", "r-bnn", "ede", "react")
 EVERY = ("bc", "pc", "bnn", "bnn+", "bi-real", "r-bnn", "poly+", "ede", "ede+", "react")
-FIVE = ("pq", "rpc", "pc", "bnn", "bnn+")
+BESIDE = ("pq", "rpc", "pc", "bnn", "bnn+")  # with binary inputs, besides BC and BNN++
 ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
     "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
@@ -123,8 +123,8 @@ ROUNDS |= {
         *grid(method=("ptb", *EVERY), latent_decay=1e-4),
     ],
     "inputs-equal": [
-        *grid(task="BWA", method=FIVE),
-        *grid(task="BWA", method=FIVE, rate=(1e-2, 1e-3)),
+        *grid(task="BWA", method=BESIDE),
+        *grid(task="BWA", method=BESIDE, rate=(1e-2, 1e-3)),
         *grid(task="BWA", method="bnn++", rate=1e-2),
         *grid(task="BWA", method=("pq", "rpc"), input_strength=("0:0.5", "0:2")),
         *grid(task="BWA", method="pc", sharp=0.0),
