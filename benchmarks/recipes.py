@@ -93,22 +93,25 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(method="bnn++", scale="layer"),
     ],
 }
-# What some methods had by default when the rounds above were run.
-EARLIER: dict[object, Cell] = {
-    "bnn++": {"strength": "1:20", "unit": "initial"},
-    "poly+": {"unit": "initial"},
-    "ede+": {"unit": "initial"},
-}
 LONG: Cell = {"epochs": 6, "limit": 352}
-SIGNS_SOON: Cell = {"method": "bnn++", "strength": "1:3:log", "sharp": 0.5}
-NO_SIGNS: Cell = {"sharp": 0.0}  # with binary inputs, too, where the pair is soft
-for cell in (cell for cells in ROUNDS.values() for cell in cells if "settings" not in cell):
-    earlier = EARLIER.get(cell["method"], {})
-    earlier = earlier | (NO_SIGNS if earlier and "task" in cell else {})
-    cell |= {name: value for name, value in earlier.items() if name not in cell}
+SIGNS_SOON: Cell = {"method": "bnn++", "strength": "1:3:log", "sharp": 0.5}  # the default
+NO_SIGNS: Cell = {"sharp": 0.0}
+TASKS = ("BW", "BWA", "BWAA")
+SOFT = ("bnn++", "poly+", "ede+")
+
+
+def write_out(before: Cell, methods: tuple[str, ...], tasks: tuple[str, ...] = TASKS) -> None:
+    """Name in the cells so far what was the default when they ran, where they leave it open."""
+    for cell in (cell for cells in ROUNDS.values() for cell in cells if "settings" not in cell):
+        if cell["method"] in methods and cell.get("task", "BW") in tasks:
+            cell |= {name: value for name, value in before.items() if name not in cell}
+
+
+write_out({"strength": "1:20"}, ("bnn++",))
+write_out({"unit": "initial"} | NO_SIGNS, SOFT)
 ROUNDS |= {
-    "default": grid(method="bnn++"),
-    "default-inputs": [
+    "logarithm": grid(method="bnn++"),
+    "logarithm-inputs": [
         *grid(task="BWA", method="bnn++", **NO_SIGNS),
         *grid(limit=352, task="BWA", method="bnn++", **NO_SIGNS),
     ],
@@ -124,14 +127,16 @@ ROUNDS |= {
     ],
     "inputs-equal": [
         *grid(task="BWA", method=BESIDE),
-        *grid(task="BWA", method=BESIDE, rate=(1e-2, 1e-3)),
+        *grid(task="BWA", method=BESIDE, rate=1e-2),
+        *grid(task="BWA", method=("pq", "rpc", "pc", "bnn"), rate=1e-3),
         *grid(task="BWA", method="bnn++", rate=1e-2),
-        *grid(task="BWA", method=("pq", "rpc"), input_strength=("0:0.5", "0:2")),
-        *grid(task="BWA", method="pc", sharp=0.0),
-        *grid(task="BWA", method="pc", input_strength="0:1"),
-        *grid(task="BWA", method="bnn+", input_strength=("1", "2")),
-        *grid(task="BWA", method="bnn", relu="identity"),
-        *grid(task="BWA", method="bnn", distill=True),
+        *grid(task="BWA", method=("pq", "rpc", "pc"), rate=3e-2),
+        *grid(task="BWA", method=("pq", "rpc"), rate=1e-2, input_strength="0:2"),
+        *grid(task="BWA", method="pc", rate=1e-2, input_strength="0:1"),
+        *grid(task="BWA", method="bnn+", rate=1e-2, input_strength=("1", "2")),
+        *grid(task="BWA", method="bnn+", rate=1e-2, strength="1"),
+        *grid(task="BWA", method="bnn", rate=1e-2, relu="identity"),
+        *grid(task="BWA", method="bnn", rate=1e-2, distill=True),
     ],
     "inputs-rate-whole": [
         *grid(limit=352, task="BWA", method=("bnn++", "bc", "pc"), rate=1e-2),
@@ -153,11 +158,17 @@ ROUNDS |= {
         *grid(task="BWA", **SIGNS_SOON),
         *grid(method="bnn++", strength="1:3:log"),
     ],
+    "signs-others": grid(method=("poly+", "ede+"), strength=("1:3:log", "1:6:log"), sharp=0.5),
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
     "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
     "optimizer": grid(method=("bnn++", "bc"), optimizer="sgd"),
 }
+write_out({"strength": "1:20:log"}, ("bnn++",))
+write_out({"strength": "1:40:log"}, SOFT)
+write_out(NO_SIGNS, SOFT, ("BW",))
+write_out({"sharp": 0.2}, (*SOFT, "pc"), ("BWA", "BWAA"))
+write_out({"rate": 3e-3}, ("bc", "bnn++", "bi-real", *BESIDE), ("BWA", "BWAA"))
 
 
 def name_of(cell: Cell) -> str:

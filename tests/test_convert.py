@@ -1247,7 +1247,7 @@ def test_two_methods_live_in_one_model() -> None:
     """Each part keeps its own schedule, rule and clipping under one attach, and hardens once."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "c": nn.Linear(4, 2)})
-    pb.binarize(model["a"], "bnn++", only="*", schedule=pb.Linear(1, 21))
+    pb.binarize(model["a"], "bnn++", only="*", schedule=pb.Linear(1, 21), sharp=0)
     pb.binarize(model["b"], "pq", only="*", scale="none")
     pb.binarize(model["c"], "fp", only="*")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -79,10 +79,62 @@ def test_the_float_baseline_stays_float_and_a_float_model_is_refused():
         pb.sharpen(nn.Linear(2, 2))
 
 
-def test_then_runs_the_first_schedule_whole_and_stays():
-    schedule = pb.schedules.Then(pb.Linear(1, 20), 0.8, 2.0)
-    assert schedule(0.0) == 1
-    assert schedule(0.4) == pytest.approx(10.5)
-    assert schedule(0.8) == pytest.approx(20)
-    assert schedule(0.81) == schedule(1.0) == 2.0
-    assert "then 2" in str(schedule)
+def attached(steps: int = 10, **options: object):
+    """A network in BWA, its handle, and (strength, inputs' strength, sharp) of every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.Linear(6, 3))
+    pb.binarize(model, "bnn++", "BWA", only=["2"], **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    handle = pb.attach(model, optimizer, steps)
+    weights, inputs = model[2].binary.weight_quantizer, model[2].binary.input_quantizer
+    seen = []
+    for _ in range(steps):
+        assert weights.sharp == inputs.sharp
+        seen.append((float(weights.strength), float(inputs.strength), weights.sharp))
+        model(torch.randn(4, 5)).sum().backward()
+        optimizer.step()
+    return model, handle, seen
+
+
+def test_attach_turns_to_signs_in_the_last_share_of_the_steps():
+    _, _, seen = attached(sharp=0.4, schedule=pb.Linear(1, 6), input_schedule=pb.Linear(1, 10))
+    assert [sharp for *_, sharp in seen] == [False] * 6 + [True] * 4
+    strengths, inputs, _ = zip(*seen, strict=True)
+    assert strengths == pytest.approx((1, 2, 3, 4, 5, 6, 6, 6, 6, 6))  # ends where signs begin
+    assert inputs == pytest.approx(tuple(range(1, 11)))  # runs through
+
+
+def test_signs_may_have_a_strength_of_their_own():
+    _, _, seen = attached(sharp=0.4, schedule=pb.Linear(1, 6), sharp_strength=2.0)
+    assert [strength for strength, *_ in seen] == pytest.approx([1, 2, 3, 4, 5, 6, 2, 2, 2, 2])
+
+
+@pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
+@pytest.mark.parametrize(("share", "expects"), [(0.0, 0), (1.0, 10), (0.04, 0), (0.06, 1)])
+def test_the_share_of_signs_is_rounded_to_steps_and_none_is_none(share, expects):
+    model, _, seen = attached(sharp=share)
+    assert sum(sharp for *_, sharp in seen) == expects
+    assert model[2].binary.weight_quantizer.sharp == (expects > 0)  # after the last step, too
+
+
+@pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
+def test_a_moment_of_ones_own_is_never_taken_back():
+    model, handle, _ = attached(sharp=0.0)
+    pb.sharpen(model)
+    handle.remove()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    pb.attach(model, optimizer, 10)
+    assert model[2].binary.weight_quantizer.sharp
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_that_is_none_is_refused_and_nothing_changes(share):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"sharp= is a share of the steps"):
+        pb.binarize(model, "bnn++", only="*", sharp=share)
+    assert type(model[0]) is nn.Linear
+
+
+def test_a_strength_of_signs_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="finite number"):
+        pb.binarize(nn.Sequential(nn.Linear(2, 2)), "bnn++", only="*", sharp_strength=-1.0)

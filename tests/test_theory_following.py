@@ -272,8 +272,24 @@ def test_a_strength_that_moves_ends_the_trail_and_not_the_run():
     assert "pb.Constant" in trail.ended and trail.ended in str(trail)
 
 
+def test_signs_end_the_trail():
+    model, (x, y) = linear("bnn++"), data()
+    pb.restore(model)
+    pb.binarize(model, "bnn++", only="*", schedule=pb.Constant(2), sharp=0.4, **RAW)
+    optimizer = plain(model)
+    pb.attach(model, optimizer, steps=5)
+    trail = follow(model, optimizer)
+    with pytest.warns(UserWarning, match=r"sees the signs of '0.weight' now.*sharp=0"):
+        train(model, optimizer, x, y, 5)
+    assert len(trail.records) == 3 and trail.holds
+    with pytest.raises(ValueError, match=r"'0\.weight' is seen as its sign"):
+        follow(model, optimizer)
+
+
 def test_a_constant_schedule_may_be_attached():
     model, (x, y) = linear("bnn++"), data()
+    pb.restore(model)
+    pb.binarize(model, "bnn++", only="*", schedule=pb.Constant(2), sharp=0, **RAW)
     optimizer = plain(model)
     pb.attach(model, optimizer, steps=5)
     trail = follow(model, optimizer)
@@ -285,7 +301,7 @@ def test_a_constant_schedule_may_be_attached():
 def test_a_schedule_that_rises_ends_the_trail_after_one_step(attached_first):
     model, (x, y) = linear("bnn++"), data()
     pb.restore(model)
-    pb.binarize(model, "bnn++", only="*", schedule=pb.Linear(2, 9), **RAW)
+    pb.binarize(model, "bnn++", only="*", schedule=pb.Linear(2, 9), sharp=0, **RAW)
     optimizer = plain(model)
     handle = pb.attach(model, optimizer, steps=5) if attached_first else None
     trail = follow(model, optimizer)

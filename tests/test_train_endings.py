@@ -177,7 +177,7 @@ def test_signs_and_scales_stay_while_the_rest_trains_on(place):
         assert all(torch.equal(state[name], seen[0][name]) for state in seen)
     assert not torch.equal(seen[0]["0.weight"], seen[-1]["0.weight"])
     assert not torch.equal(seen[0]["1.bias"], seen[-1]["1.bias"])
-    assert [record.phase for record in records] == ["soft", "frozen", "frozen"]
+    assert [record.phase for record in records] == ["sharp", "frozen", "frozen"]
     assert records[-1].flips == 0.0 and records[-1].saturated == 1.0
     assert records[-1].soft == records[-1].hard
 
@@ -258,7 +258,7 @@ def test_without_a_frozen_phase_soft_and_hard_are_those_of_the_last_epoch(place,
 
 
 def test_strength_and_rate_follow_their_formulas(place):
-    options = config(place, strength="2:6", frozen=0.25, epochs=4, warmup=0.25, rate=0.01)
+    options = config(place, strength="2:6", sharp=0, frozen=0.25, epochs=4, warmup=0.25, rate=0.01)
     steps, soft_steps = 16, 12
     for record in fit(options):
         progress = min(record.step / (soft_steps - 1), 1)

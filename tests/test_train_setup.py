@@ -118,12 +118,15 @@ def test_what_was_asked_for_stays_and_a_run_keeps_what_was_not(place):
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
 @pytest.mark.parametrize("settings", ["default", "paper"])
 @pytest.mark.parametrize("name", ["bnn++", "pc", "poly+", "ede+", "bc", "ede", "pq", "ptb", "fp"])
-def test_a_soft_pair_is_seen_as_signs_before_binary_inputs_are_hard(place, name, settings, task):
-    expects = task != "BW" and settings == "default" and name in ("bnn++", "pc", "poly+", "ede+")
+def test_a_soft_pair_is_seen_as_signs_for_half_of_the_steps(place, name, settings, task):
+    expects = settings == "default" and name in ("bnn++", "poly+", "ede+")
     options = {"method": name, "settings": settings, "task": task}
-    assert job(place, **options).config.sharp == (0.2 if expects else 0.0)
+    assert job(place, **options).config.sharp == (0.5 if expects else 0.0)
     assert job(place, sharp=0.0, **options).config.sharp == 0.0
-    assert job(place, frozen=0.9, **options).config.sharp == pytest.approx(0.05 if expects else 0)
+    assert job(place, frozen=0.9, **options).config.sharp == pytest.approx(0.06 if expects else 0)
+    mine = job(place, sharp=0.3, frozen=0.25, **options).model
+    shares = [quantizer.method.sharp for quantizer in quantizers(mine)]
+    assert shares == pytest.approx([0.4] * len(shares)) and bool(shares) == (name != "fp")
 
 
 def test_options_of_a_model_reach_the_users_function_if_they_are_given(place):

@@ -86,9 +86,9 @@ def linear(start: float, end: float) -> Callable[[int], float]:
     return lambda t: start + (end - start) * t / (STEPS - 1)
 
 
-def logarithmic(start: float, end: float) -> Callable[[int], float]:
+def logarithmic(start: float, end: float, steps: int = STEPS) -> Callable[[int], float]:
     low, high = math.log10(start), math.log10(end)
-    return lambda t: 10 ** (low + (high - low) * t / (STEPS - 1))
+    return lambda t: 10 ** (low + (high - low) * min(t / (steps - 1), 1))
 
 
 def constant(value: float) -> Callable[[int], float]:
@@ -108,6 +108,7 @@ class Row:
         per: "layer" or "channel".
         unit: "raw", "current" mean|w| (as fine as the scale) or "initial" mean|w| of the layer.
         by_rate: Whether the threshold is learning rate times lambda, over the unit.
+        soft: Steps after which the network sees the sign of F.
     """
 
     F: Callable[[Array, float], Array]
@@ -118,6 +119,7 @@ class Row:
     per: str = "channel"
     unit: str = "raw"
     by_rate: bool = False
+    soft: int = STEPS
 
 
 def untied(w: Array, rho: float) -> Array:
@@ -129,6 +131,7 @@ def tied(w: Array, rho: float) -> Array:
 
 
 LOG = logarithmic(1e-2, 1e1)
+SIGNS = Row(swish, swish_slope, logarithmic(1, 3, 10), scale="ls", unit="current", soft=10)
 PROXIMAL = Row(tied, one, linear(0, 0.3), "PQ", "unit", "layer", "initial", by_rate=True)
 DEFAULT = {
     "fp": Row(lambda w, s: w, one, scale="none"),
@@ -139,12 +142,12 @@ DEFAULT = {
     "rpc": replace(PROXIMAL, rule="rPC"),
     "bnn": Row(hard, inside),
     "bnn+": Row(hard, swish_slope, constant(0.5), unit="initial"),
-    "bnn++": Row(swish, swish_slope, logarithmic(1, 20), scale="ls", unit="current"),
+    "bnn++": SIGNS,
     "bi-real": Row(hard, tent),
     "r-bnn": Row(hard, poly_slope, LOG),
-    "poly+": Row(poly, poly_slope, logarithmic(1, 40), scale="ls", unit="current"),
+    "poly+": replace(SIGNS, F=poly, B=poly_slope),
     "ede": Row(hard, ede_slope, logarithmic(0.1, 10)),
-    "ede+": Row(ede, ede_slope, logarithmic(1, 40), scale="ls", unit="current"),
+    "ede+": replace(SIGNS, F=ede, B=ede_slope),
 }
 LITERAL = replace(PROXIMAL, schedule=linear(0.01, 10), by_rate=False)
 PAPER = {
@@ -191,6 +194,7 @@ class Oracle:
         if row.by_rate:
             strength = float(RATE * strength / unit.item())
         f, b = row.F(w / unit, strength), row.B(w / unit, strength)
+        f = sign(f) if t >= row.soft else f
         axis = 1 if row.per == "channel" else None
         scales = {
             "none": np.ones((1, 1)),

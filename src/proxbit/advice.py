@@ -37,7 +37,9 @@ def _strength_problems(weights: list[BinaryWeight]) -> list[str]:
             f"negative on {percent(negative)} of the weights, which then move the wrong way: "
             f"start lower, or measure in another unit (now {method.unit!r}){_default_hint(method)}"
         ]
-    highest = max(method.schedule(i / 20) for i in range(21))  # the last, unless it is lowered
+    if method.sharp:  # the network sees signs long before it is hardened
+        return []
+    highest = max(method.schedule(i / 20) for i in range(21))
     hard = _share(weights, highest, "hard")
     if hard < 0.5:
         return [

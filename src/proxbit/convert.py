@@ -45,6 +45,8 @@ def binarize(
     scale: Scale | str | None = None,
     unit: Unit | None = None,
     input_schedule: Schedule | None = None,
+    sharp: float | None = None,
+    sharp_strength: float | None = None,
     only: Selector | None = None,
     skip: Selector | None = None,
     parametrize: Selector | None = None,
@@ -67,6 +69,8 @@ def binarize(
         scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
         unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
         input_schedule: Replaces the schedule of the inputs' pair in BWA and BWAA.
+        sharp: Replaces the method's share of steps, the last ones, in which the network sees signs.
+        sharp_strength: Replaces the strength of the weights' pair there.
         only: Globs over module names, or a predicate of (name, module): binarize exactly these.
             Without it the first convolution, patch embeddings and the classifier stay float.
         skip: The same, for what stays float.
@@ -82,7 +86,7 @@ def binarize(
     """
     chosen = find_method(
         method, settings, schedule=schedule, rule=rule, scale=scale, unit=unit,
-        input_schedule=input_schedule,
+        input_schedule=input_schedule, sharp=sharp, sharp_strength=sharp_strength,
     )  # fmt: skip
     if task not in TASKS:
         raise ValueError(unknown("task", task, TASKS))

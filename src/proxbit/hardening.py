@@ -88,8 +88,8 @@ def sharpen(model: nn.Module) -> nn.Module:
     """Let the network see signs from now on while latent weights go on training; in place.
 
     The forward map gets a sign behind it, the backward map stays: what trains is the hard network,
-    so nothing is lost when ``harden`` follows. For the last part of a run with a soft pair; a hard
-    pair is sharp already.
+    so nothing is lost when ``harden`` follows. ``attach`` does this by itself for methods with a
+    ``sharp`` share; this is for a moment of one's own choice. A hard pair is sharp already.
     """
     if not binary_weights(model):
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")

@@ -1,4 +1,4 @@
-"""Update rule and strength schedule as hooks on any ``torch.optim.Optimizer``."""
+"""Update rule, strength and the turn to signs as hooks on any ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,13 @@ class Attachment:
         return min(self.step / max(self.steps - 1, 1), 1.0)
 
     def refresh(self, optimizer: Optimizer) -> None:
-        """Set every strength from the schedule, the present step and, where it counts, the rate."""
+        """Set every strength from the schedule, the present step and, where it counts, the rate.
+
+        From the step on where a method's signs begin, its quantizers are sharp. The schedule of the
+        weights ends there; that of the inputs, whose backward map goes on to matter, runs through.
+        """
+        for quantizer in self.quantizers.values():
+            quantizer.sharp = quantizer.sharp or self._sees_signs(quantizer.method)
         rates = _rates(optimizer)
         inputs = set(self.quantizers.values()) - {w.quantizer for w in self.weights}
         for quantizer in inputs:
@@ -60,12 +66,22 @@ class Attachment:
 
     def _strength(self, weight: BinaryWeight, rate: float) -> float | Tensor:
         method = weight.quantizer.method
-        value = float(method.schedule(self.progress))
+        value = float(method.schedule(min(self.step / max(self._soft(method) - 1, 1), 1.0)))
+        if self._sees_signs(method) and method.sharp_strength is not None:
+            value = method.sharp_strength
         if not method.by_rate:
             return value
         # A proximal-gradient threshold is in weights; the pair measures in units.
         unit = weight.quantizer.unit
         return value * rate if unit is None else value * rate / unit
+
+    def _soft(self, method: Method) -> int:
+        """Steps before the network sees signs."""
+        return self.steps - round(method.sharp * self.steps)
+
+    def _sees_signs(self, method: Method) -> bool:
+        soft = self._soft(method)
+        return method.binary and soft < self.steps and soft <= self.step
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """PQ and rPC: let the step start from the quantized weight."""
@@ -118,12 +134,13 @@ def attach(
     """Let ``optimizer`` train the binarized ``model``: update rule, schedule and clipping as hooks.
 
     Nothing in the training loop changes. The strength moves once per ``optimizer.step()`` that
-    really happens: right under gradient accumulation and when a GradScaler skips a step.
+    really happens: right under gradient accumulation and when a GradScaler skips a step. In the
+    last share of the steps that the method calls ``sharp``, the network sees signs.
 
     Args:
         model: A binarized model, or a wrapper around one.
         optimizer: Any optimizer that owns its latent parameters.
-        steps: Optimizer steps over which the schedule runs; afterwards the strength stays.
+        steps: Optimizer steps of the whole run; afterwards the strength stays.
         clip: Bound of the latent weights after each step. "auto": the method's own, which is
             [-1, 1] for BC, BNN, PQ and rPC without a scale, and none otherwise.
 

@@ -55,6 +55,9 @@ class Method:
         input_pair: Quantizer of the layer's input in BWA and BWAA; None means ``pair``.
         input_schedule: Its strength over the run; None means ``schedule``.
         input_rule: PTB leaves inputs alone while training; every other method quantizes them.
+        sharp: Share of ``attach``'s steps, the last ones, in which the network sees the sign of F
+            while the gradient keeps B: what trains then is the hard network.
+        sharp_strength: Strength of the weights' pair there; None means the schedule's last.
         clip: Bound of the latent weights after each step where they have no scale; None for none.
         by_rate: The schedule gives lambda, and the strength is learning rate times lambda over
             the unit: the step of a proximal-gradient method.
@@ -71,6 +74,8 @@ class Method:
     input_pair: Pair | None = None
     input_schedule: Schedule | None = None
     input_rule: Rule = PC
+    sharp: float = 0.0
+    sharp_strength: float | None = None
     clip: float | None = None
     by_rate: bool = False
     learn_shift: bool = False
@@ -83,8 +88,8 @@ _proximal = Method(
     input_pair=pairs.prox_connect(), input_schedule=Linear(0, 1),
 )  # fmt: skip
 _soft = Method(
-    "BNN++", pairs.bnn_plus_plus, Logarithmic(1, 20), scale=SCALES["ls"], unit="current",
-    input_schedule=Linear(1, 5),
+    "BNN++", pairs.bnn_plus_plus, Logarithmic(1, 3), scale=SCALES["ls"], unit="current",
+    input_schedule=Linear(1, 5), sharp=0.5,
 )  # fmt: skip
 
 METHODS: dict[str, Method] = {
@@ -102,9 +107,9 @@ METHODS: dict[str, Method] = {
         "R-BNN", pairs.r_bnn, Logarithmic(1e-2, 1e1),
         input_schedule=AtLeast(1.0, Logarithmic(1e-2, 1e1)),
     ),
-    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus, schedule=Logarithmic(1, 40)),
+    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus),
     "ede": Method("EDE", pairs.ede, Logarithmic(1e-1, 1e1)),
-    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus, schedule=Logarithmic(1, 40)),
+    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus),
     "react": Method("ReAct", pairs.bnn, learn_shift=True),
 }  # fmt: skip
 
@@ -137,6 +142,7 @@ PAPER: dict[str, Method] = {
         replace(
             method,
             scale=method.scale if name == "fp" else SCALES["layer"],
+            sharp=0.0,
             **_STATED.get(name, {}),  # type: ignore[arg-type]
         )
     )
@@ -161,6 +167,8 @@ def find_method(
     scale: Scale | str | None = None,
     unit: Unit | None = None,
     input_schedule: Schedule | None = None,
+    sharp: float | None = None,
+    sharp_strength: float | None = None,
 ) -> Method:
     """A method by name (forgiving), around a bare pair, or itself, with any part replaced.
 
@@ -172,6 +180,7 @@ def find_method(
     found = _resolve(method, settings)
     changes = {
         "schedule": schedule, "rule": rule, "unit": unit, "input_schedule": input_schedule,
+        "sharp": sharp, "sharp_strength": sharp_strength,
     }  # fmt: skip
     if scale is not None:
         found = replace(found, scale=find_scale(scale))
@@ -183,6 +192,10 @@ def find_method(
     changed = _consistent(replace(found, **given))  # type: ignore[arg-type]
     for used in (changed.schedule, changed.input_schedule or changed.schedule):
         check_schedule(used)
+    if not 0 <= changed.sharp <= 1:
+        raise ValueError(f"sharp= is a share of the steps, from 0 to 1, not {changed.sharp}")
+    if changed.sharp_strength is not None:
+        check_schedule(Constant(changed.sharp_strength))
     return changed
 
 

@@ -98,26 +98,3 @@ class AtLeast:
     def __str__(self) -> str:
         """The schedule and its floor."""
         return f"{self.schedule}, at least {self.floor:g}"
-
-
-@dataclass(frozen=True)
-class Then:
-    """One schedule over the first part of a run, and a constant after it.
-
-    >>> [Then(Constant(4), 0.5, 1.0)(progress) for progress in (0.0, 0.5, 0.6)]
-    [4, 4, 1.0]
-    """
-
-    schedule: Schedule
-    until: float
-    after: float
-
-    def __call__(self, progress: float) -> float:
-        """The strength."""
-        if progress > self.until:
-            return self.after
-        return self.schedule(progress / self.until if self.until else 1.0)
-
-    def __str__(self) -> str:
-        """A few words for reports."""
-        return f"{self.schedule}, then {self.after:g} from {self.until:g} on"

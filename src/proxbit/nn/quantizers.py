@@ -31,15 +31,17 @@ class Quantizer(nn.Module):
         strength: The present strength of the pair.
         step: Optimizer steps taken so far, as told by ``attach``.
         hard: Whether ``harden`` has replaced the forward map by the sign, for good.
-        sharp: Whether ``sharpen`` has put a sign behind the forward map while training goes on.
+        sharp: Whether a sign stands behind the forward map while training goes on.
     """
 
     strength: Tensor
 
-    def __init__(self, pair: Pair, schedule: Schedule, rule: Rule, like: Tensor) -> None:
+    def __init__(
+        self, method: Method, pair: Pair, schedule: Schedule, rule: Rule, like: Tensor
+    ) -> None:
         """Start the schedule at progress 0, on the device of ``like``."""
         super().__init__()
-        self.pair, self.schedule, self.rule = pair, schedule, rule
+        self.method, self.pair, self.schedule, self.rule = method, pair, schedule, rule
         self.step, self.hard, self.sharp = 0, False, False
         # Whether weights were loaded without this state: from a float checkpoint.
         self.stale = False
@@ -111,8 +113,7 @@ class WeightQuantizer(Quantizer):
 
     def __init__(self, method: Method, weight: Tensor) -> None:
         """Measure the initial weight where the method needs it."""
-        super().__init__(method.pair, method.schedule, method.rule, weight)
-        self.method = method
+        super().__init__(method, method.pair, method.schedule, method.rule, weight)
         initial = torch.ones_like(self.strength) if method.unit == "initial" else None
         self.register_buffer("unit", initial, persistent=False)
         self.measure(weight)
@@ -240,7 +241,7 @@ class InputQuantizer(Quantizer):
         """Take the method's input pair; the raw input is its own unit."""
         pair = method.input_pair or method.pair
         schedule = method.input_schedule or method.schedule
-        super().__init__(pair, schedule, method.input_rule, like)
+        super().__init__(method, pair, schedule, method.input_rule, like)
         shape = (channels, *(1 for _ in range(trailing)))
         self.shift = nn.Parameter(like.new_zeros(shape)) if method.learn_shift else None
 

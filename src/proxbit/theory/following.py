@@ -79,7 +79,9 @@ class Trail:
         moved = next((words for one in self._watched if (words := one.unsteady())), "")
         rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
         if moved:
-            self._end(f"{moved}; the theorem needs a fixed T and r, so a pb.Constant schedule")
+            self._end(
+                f"{moved}; the theorem needs a fixed T and r, so a pb.Constant schedule and sharp=0"
+            )
         elif len(rates) > 1:
             self._end(
                 f"the theorem has one step size for all weights, "
@@ -113,8 +115,8 @@ def follow(
     """Compare the two sides of the convergence theorem after each step of a run.
 
     The theorem is about plain steps at a constant strength with a fixed T: torch.optim.SGD without
-    momentum, ``schedule=pb.Constant(...)``, and scale "none" or "unit". Anything else is refused
-    here; a strength that moves later ends the trail with a warning.
+    momentum, ``schedule=pb.Constant(...)``, ``sharp=0``, and scale "none" or "unit". Anything else
+    is refused here; a strength that moves later, or a turn to signs, ends the trail with a warning.
 
     Args:
         model: A binarized model with an admitted pair.

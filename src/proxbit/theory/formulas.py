@@ -9,6 +9,7 @@ from typing import Any
 
 from proxbit import maps, prox
 from proxbit.methods import PC, PQ, PTB, RPC, Method, Rule
+from proxbit.text import percent
 
 LETTERS = "s is the strength, k = max(1/s, 1), a a learned shift per output channel"
 RULES: dict[Rule, str] = {PC: "PC", PQ: "PQ", RPC: "rPC", PTB: "PTB"}
@@ -81,12 +82,13 @@ def strength(method: Method) -> str:
 
     >>> from proxbit.methods import METHODS
     >>> [strength(METHODS[key]) for key in ("bc", "bnn++", "pq")]
-    ['none', '1 to 20, log', 'rate times λ, λ 0 to 0.3']
+    ['none', '1 to 3, log; last 50 % signs', 'rate times λ, λ 0 to 0.3']
     """
     pair = method.pair
     if pair.forward in _WITHOUT_STRENGTH and pair.backward in _WITHOUT_STRENGTH:
         return "none"
-    return f"rate times λ, λ {method.schedule}" if method.by_rate else str(method.schedule)
+    words = f"rate times λ, λ {method.schedule}" if method.by_rate else str(method.schedule)
+    return f"{words}; last {percent(method.sharp)} signs" if method.sharp else words
 
 
 def input_strength(method: Method) -> str:

@@ -37,6 +37,11 @@ def _check_weight(weight: BinaryWeight) -> None:
             f"the theorem is about the rule PC, and {weight.name!r} follows {method.name}'s: "
             f"pass rule=pb.Rule() to binarize"
         )
+    if quantizer.sharp:
+        raise ValueError(
+            f"{weight.name!r} is seen as its sign, not through its pair: follow before that, or "
+            f"binarize with sharp=0"
+        )
     if quantizer.shift is not None:
         raise ValueError(f"{weight.name!r} learns a shift, so T moves: the theorem needs a fixed T")
     raw = method.scale.kind == "none" and method.unit == "one"

@@ -91,7 +91,9 @@ class WatchedBinary(Watched):
         return [use.quantizer.register_forward_hook(self._listener) for use in self.uses]
 
     def unsteady(self) -> str:
-        """A strength that moved."""
+        """A strength that moved, or a turn to signs."""
+        if self._quantizer.sharp:
+            return f"the network sees the signs of {self.name!r} now"
         now, before = float(self._quantizer.strength), self.found.strength
         if now == before:
             return ""

@@ -163,7 +163,7 @@ class Config:
         None,
         "Share of the steps before hardening in which a soft pair is seen as its sign.",
         group=_STEPS,
-        shown="0.2 if inputs are binary",
+        shown="by method",
     )
     sharp_strength: float | None = option(
         None, "Strength of its backward map there.", group=_STEPS, shown="the last one"

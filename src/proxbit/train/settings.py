@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from proxbit.methods import PC, Method, find_method
+from proxbit.methods import find_method
 from proxbit.scales import SCALES
 from proxbit.schedules import Constant, Linear, Logarithmic, Schedule
 from proxbit.text import numbers
 from proxbit.train.config import Config
+
+MOST = 0.6  # of the steps before hardening, in which a method sees signs by default
 
 
 def settled(config: Config) -> Config:
@@ -19,12 +21,10 @@ def settled(config: Config) -> Config:
     option can say (a scale or a schedule of a special kind) stays open.
 
     >>> settled(Config(method="bnn++")).strength, settled(Config(method="bnn++")).unit
-    ('1:20:log', 'current')
+    ('1:3:log', 'current')
     """
     method = find_method(config.method, config.settings)
-    own: dict[str, Any] = {
-        "sharp": min(0.2, (1 - config.frozen) / 2) if _soft_inputs(config, method) else 0.0
-    }
+    own: dict[str, Any] = {"sharp": min(method.sharp, MOST * (1 - config.frozen))}
     if method.binary:
         own |= {
             "strength": _spell(method.schedule),
@@ -33,13 +33,6 @@ def settled(config: Config) -> Config:
             "scale": next((name for name, scale in SCALES.items() if scale == method.scale), None),
         }
     return replace(config, **{k: v for k, v in own.items() if getattr(config, k) is None})
-
-
-def _soft_inputs(config: Config, method: Method) -> bool:
-    """Whether layers would meet signs as inputs only when all is hard, and lose points by it."""
-    if config.task == "BW" or config.settings != "default" or method.rule != PC:
-        return False
-    return method.binary and not (method.pair.hard and (method.input_pair or method.pair).hard)
 
 
 def parse_strength(text: str | None) -> Schedule | None:

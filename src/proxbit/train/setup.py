@@ -17,7 +17,6 @@ from proxbit.data import RECIPES, Loader, open_data
 from proxbit.data.folder import MEAN, STD
 from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
-from proxbit.schedules import Schedule, Then
 from proxbit.text import unknown
 from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
 from proxbit.train.config import Config
@@ -27,6 +26,8 @@ from proxbit.train.settings import parse_strength, settled
 RELUS: dict[str, type[nn.Module] | None] = {
     "keep": None, "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
 }  # fmt: skip
+RATES = {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}
+INPUT_RATES = RATES | {"adam": 1e-2}  # with binary inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,7 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "pipeline": "fine-tune" if tuned else "end-to-end",
         "augment": "timm" if attends else "crop",
         "optimizer": optimizer,
-        "rate": {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}[optimizer],
+        "rate": (INPUT_RATES if binary and config.task != "BW" else RATES)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
         "relu": "keep" if config.task == "BW" else "hardtanh",
         "distill": binary and (config.teacher is not None or (attends and _teaches(config))),
@@ -187,9 +188,10 @@ def _binary(job: Job) -> Job:
         warnings.simplefilter("always", SettingsWarning)
         report = binarize(
             model, config.method, config.task,  # type: ignore[arg-type]
-            settings=config.settings, schedule=_schedule(config), scale=config.scale,
+            settings=config.settings, schedule=parse_strength(config.strength), scale=config.scale,
             unit=config.unit,  # type: ignore[arg-type]
             input_schedule=parse_strength(config.input_strength),
+            sharp=(config.sharp or 0.0) / (1 - config.frozen), sharp_strength=config.sharp_strength,
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
             bits=config.bits,
         )  # fmt: skip
@@ -203,17 +205,6 @@ def _binary(job: Job) -> Job:
 def _layout(model: nn.Module) -> torch.memory_format:
     """Images with their channels last are a sixth faster for convolutions on a CPU."""
     return torch.preserve_format if is_transformer(model) else torch.channels_last
-
-
-def _schedule(config: Config) -> Schedule | None:
-    """The strength that was asked for; None leaves the method's own."""
-    method = find_method(config.method, config.settings)
-    asked = parse_strength(config.strength)
-    if not config.sharp or method.pair.hard:
-        return asked
-    whole = asked or method.schedule
-    after = config.sharp_strength if config.sharp_strength is not None else whole(1.0)
-    return Then(whole, 1 - config.sharp / (1 - config.frozen), after)
 
 
 def _globs(text: str | None) -> list[str] | None:

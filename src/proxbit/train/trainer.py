@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxbit.convert import binary_weights
 from proxbit.diagnosis import diagnose
-from proxbit.hardening import harden, sharpen
+from proxbit.hardening import harden
 from proxbit.hooks import attach
 from proxbit.train.checkpoint import (
     load_optimizer,
@@ -65,7 +65,6 @@ class Trainer:
         self.steps = self.config.epochs * self.epoch_steps
         frozen = math.ceil(self.config.frozen * self.steps) if self.binary else 0
         self.soft_steps = self.steps - frozen
-        self.sharp_step = self.soft_steps - round((self.config.sharp or 0) * self.steps)
         self.last_loss, self.saved_at = math.nan, time.monotonic()
         self.watch: Callable[[Trainer], None] = lambda _: None
         self.stop: Callable[[], bool] = lambda: False
@@ -214,11 +213,8 @@ class Trainer:
             refuse_divergence(loss, self.progress.step, self.core, x)
 
     def _change_phase(self) -> None:
-        """Sharpen or harden the network when its step has come."""
-        step = self.progress.step
-        if self.sharp_step <= step < self.soft_steps and self.phase == "soft":
-            sharpen(self.core)
-        if step == self.soft_steps and self.phase in ("soft", "sharp"):
+        """Harden the network when its step has come; it turns sharp by its hooks."""
+        if self.progress.step == self.soft_steps and self.phase in ("soft", "sharp"):
             self._freeze()
 
     def _freeze(self) -> None:
