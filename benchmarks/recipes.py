@@ -134,7 +134,7 @@ ROUNDS |= {
         *grid(task="BWA", method=("pq", "rpc"), rate=1e-2, input_strength="0:2"),
         *grid(task="BWA", method="pc", rate=1e-2, input_strength="0:1"),
         *grid(task="BWA", method="bnn+", rate=1e-2, input_strength=("1", "2")),
-        *grid(task="BWA", method="bnn+", rate=1e-2, strength="1"),
+        *grid(task="BWA", method="bnn+", rate=1e-2, strength="1", input_strength="1"),
         *grid(task="BWA", method="bnn", rate=1e-2, relu="identity"),
         *grid(task="BWA", method="bnn", rate=1e-2, distill=True),
     ],
@@ -158,6 +158,10 @@ ROUNDS |= {
         *grid(task="BWA", **SIGNS_SOON),
         *grid(method="bnn++", strength="1:3:log"),
     ],
+    "signs-inputs": [
+        *grid(task="BWA", rate=1e-2, **SIGNS_SOON),
+        *grid(limit=352, task="BWA", rate=1e-2, **SIGNS_SOON),
+    ],
     "signs-others": grid(method=("poly+", "ede+"), strength=("1:3:log", "1:6:log"), sharp=0.5),
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
@@ -168,6 +172,7 @@ write_out({"strength": "1:20:log"}, ("bnn++",))
 write_out({"strength": "1:40:log"}, SOFT)
 write_out(NO_SIGNS, SOFT, ("BW",))
 write_out({"sharp": 0.2}, (*SOFT, "pc"), ("BWA", "BWAA"))
+write_out({"input_strength": "0.5"}, ("bnn+",), ("BWA", "BWAA"))
 write_out({"rate": 3e-3}, ("bc", "bnn++", "bi-real", *BESIDE), ("BWA", "BWAA"))
 
 

@@ -121,7 +121,7 @@ def _in_columns(rows: list[dict[str, Any]]) -> str:
     head = ("name", "F", "B", "strength", "rule", "verdict")
     cells = [[short.get(row[column], row[column]) for column in head] for row in rows]
     written_out = [full for full in short if full != short[full]]
-    return "\n".join([table(head, cells), "", *written_out, formulas.LETTERS])
+    return "\n".join([table(head, cells), "", *written_out, formulas.LETTERS, formulas.SIGNS])
 
 
 def _about(key: str, method: Method) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from proxbit.train.fitting import open_run
 METHODS = (("bc", "BW"), ("bnn++", "BW"), ("bnn++", "BWA"))
 PACKED = METHODS[-2:]
 FLOAT = Config(method="fp", epochs=5, rate=1e-2, warmup=0.2, optimizer="adam")
-BINARY = Config(epochs=3, rate=3e-3, optimizer="adam")
+BINARY = Config(epochs=3, optimizer="adam")
 QUICK: dict[str, Any] = {"limit": 3, "epochs": 1, "recalibrate": 2}
 IMAGE = (1, 1, 28, 28)
 COLUMNS = ("float", "soft", "hard\nat once", "hard\nat the end", "seconds")

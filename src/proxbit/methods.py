@@ -100,7 +100,9 @@ METHODS: dict[str, Method] = {
     "pq": _proximal,
     "rpc": replace(_proximal, name="rPC", rule=RPC),
     "bnn": Method("BNN", pairs.bnn, clip=1.0),
-    "bnn+": Method("BNN+", pairs.bnn_plus, Constant(0.5), unit="initial"),
+    "bnn+": Method(
+        "BNN+", pairs.bnn_plus, Constant(0.5), unit="initial", input_schedule=Constant(2)
+    ),
     "bnn++": _soft,
     "bi-real": Method("Bi-Real", pairs.bi_real),
     "r-bnn": Method(
@@ -132,7 +134,7 @@ _STATED: dict[str, dict[str, object]] = {
     "pc": {"schedule": Linear(0.01, 10)},
     "pq": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
     "rpc": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
-    "bnn+": {"schedule": Constant(5), "unit": "one"},
+    "bnn+": {"schedule": Constant(5), "unit": "one", "input_schedule": None},
     "bnn++": {"schedule": Linear(5, 30), "unit": "one", "input_schedule": None},
     "poly+": {"schedule": Logarithmic(1e-2, 1e1), "unit": "one", "input_schedule": None},
     "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one", "input_schedule": None},
