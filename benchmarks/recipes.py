@@ -28,7 +28,7 @@ HEAD = (
     "| method | options | soft % | hard at once % | hard at the end % | seeds |\n"
     "| --- | --- | --: | --: | --: | --: |"
 )
-BUDGET = 5  # candidates that every method was given at least, in BW
+BUDGET = 5  # candidates that every method was given at least, in BW and BWA
 TALLY = (
     "| task | method | candidates | the best | hard % | best of five % |\n"
     "| --- | --- | --: | --- | --: | --: |"
@@ -161,6 +161,10 @@ ROUNDS |= {
     "signs-inputs": [
         *grid(task="BWA", rate=1e-2, **SIGNS_SOON),
         *grid(limit=352, task="BWA", rate=1e-2, **SIGNS_SOON),
+    ],
+    "inputs-identity": [
+        *grid(task="BWA", rate=1e-2, relu="identity", **SIGNS_SOON),
+        *grid(task="BWA", rate=1e-2, relu="identity", method="bc"),
     ],
     "signs-others": grid(method=("poly+", "ede+"), strength=("1:3:log", "1:6:log"), sharp=0.5),
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),

@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxbit.train.config import Config
+from proxbit.train.settings import settled
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -43,11 +46,18 @@ def test_the_page_shows_the_records(recipes: ModuleType, records: list[dict[str,
     assert recipes.tables(records, recipes.ROUNDS) in page
 
 
-def test_every_method_had_as_many_candidates_for_weights(
+def test_every_method_had_as_many_candidates(
     recipes: ModuleType, records: list[dict[str, Any]]
 ) -> None:
     page = recipes.tally(records, recipes.ROUNDS)
     rows = [row.strip("| ").split(" | ") for row in page.splitlines()[4:]]
     counts = {(task, method): int(count) for task, method, count, *_ in rows}
     wanted = {("BW", method) for method in (*recipes.OTHERS, *recipes.EVERY, "bnn++")}
+    wanted |= {("BWA", method) for method in (*recipes.BESIDE, "bc", "bnn++")}
     assert {place for place in wanted if counts.get(place, 0) < recipes.BUDGET} == set()
+
+
+def test_the_default_is_what_the_page_recommends(recipes: ModuleType) -> None:
+    default = settled(Config(method="bnn++"))
+    found = {name: getattr(default, name) for name in recipes.SIGNS_SOON}
+    assert found == recipes.SIGNS_SOON
