@@ -165,6 +165,8 @@ ROUNDS |= {
     "inputs-identity": [
         *grid(task="BWA", rate=1e-2, relu="identity", **SIGNS_SOON),
         *grid(task="BWA", rate=1e-2, relu="identity", method="bc"),
+        *grid(task="BWA", rate=1e-2, relu="prelu", **SIGNS_SOON),
+        *grid(task="BWA", rate=1e-2, relu="identity", method=("pc", "bnn+", "pq", "rpc")),
     ],
     "signs-others": grid(method=("poly+", "ede+"), strength=("1:3:log", "1:6:log"), sharp=0.5),
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),

@@ -200,6 +200,9 @@ def test_differences_are_found_and_ways_to_say_the_same_are_none():
     resolved = asdict(config) | {"rate": 0.003, "image_size": 32, "pipeline": "fine-tune"}
     assert differences(config, resolved) == []
     assert differences(config, resolved | {"weights": "elsewhere/w.safetensors"}) == []
+    for data in ("npz:/elsewhere/c.npz", "npz:c.npz", "npz:here/c.npz"):
+        assert differences(replace(config, data="npz:c.npz"), resolved | {"data": data}) == []
+    assert differences(config, resolved | {"data": "npz:other.npz"}) != []
     assert differences(config, resolved | {"epochs": 9}) == ["epochs 9, not 2"]
     assert differences(replace(config, rate=0.1), resolved) == ["rate 0.003, not 0.1"]
     with pytest.raises(ValueError, match="here has epochs 9, not 2: give the same options, or"):

@@ -1,10 +1,11 @@
-"""Words for people, and from them: tables, sizes, lists, errors, numbers, unknown names."""
+"""Words for people, and from them: tables, sizes, lists, places, errors, numbers, unknown names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from pathlib import PurePath
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -54,6 +55,15 @@ def few(names: Sequence[str], most: int = 3) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def last_part(place: str) -> str:
+    """What a place is called, wherever its folder may be.
+
+    >>> last_part("npz:/tmp/cifar10.npz"), last_part("npz:cifar10.npz"), last_part("nets/a.py:build")
+    ('cifar10.npz', 'cifar10.npz', 'a.py:build')
+    """
+    return PurePath(place.removeprefix("npz:").removeprefix("folder:")).name
 
 
 def first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from proxbit.experiments.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.scales import SCALES, Scale
+from proxbit.text import last_part
 from proxbit.train.config import Config
 from proxbit.train.settings import settled
 
@@ -206,7 +207,7 @@ def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
 
 def _short(name: str, value: Any) -> Any:
     """A place by the name of its file alone: folders may move."""
-    return Path(value).name if name in _PLACES and isinstance(value, str) else value
+    return last_part(value) if name in _PLACES and isinstance(value, str) else value
 
 
 def check_alike(wanted: Config, kept: dict[str, Any], where: str) -> None:

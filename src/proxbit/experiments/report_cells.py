@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from proxbit.experiments.report_statistics import Sample
 from proxbit.experiments.results import ResultLine
+from proxbit.text import last_part
 
 Axes = tuple[tuple[str, str], ...]
 ORDER = ("model", "dataset", "pipeline", "task", "protocols", "block", "method")
@@ -128,9 +128,5 @@ def how_trained(line: ResultLine) -> str:
         return ""
     steps = "" if limit is None else f" of at most {limit} steps"
     length = f"{epochs} epoch{'' if epochs == 1 else 's'}{steps}"
-    return ", ".join([_last(line.config.get("model")), _last(line.config.get("data")), length])
-
-
-def _last(given: object) -> str:
-    """A name, or the last part of a path in it."""
-    return PurePath(str(given).removeprefix("npz:").removeprefix("folder:")).name
+    places = (last_part(str(line.config.get(name))) for name in ("model", "data"))
+    return ", ".join([*places, length])
