@@ -174,7 +174,7 @@ def test_inspect_accounts_for_every_byte(place, tmp_path, options):
 def test_inspect_shows_the_header(own):
     printed = said("inspect", own).stdout
     for words in ("net.py:net, classes 3", "BNN++, BWA", "exact sums", "3: 0, 1, 2", "(3, 8, 8)",
-                  "2 hardtanh", f"{own.stat().st_size:,} bytes"):  # fmt: skip
+                  "2 identity", f"{own.stat().st_size:,} bytes"):  # fmt: skip
         assert words in printed, words
 
 

@@ -42,6 +42,10 @@ class Attending(nn.Module):
     def forward(self, x): return self.head(self.blocks(x.squeeze(1)).mean(1))
 
 def plain(classes): return layers(classes)
+def rectified(classes):
+    net = layers(classes)
+    net[1] = nn.ReLU()
+    return net
 def cut(classes, patch_size=2): return keeping(layers(classes), patch_size=patch_size)
 def attending(classes): return Attending(classes)
 def open(classes, **values): return keeping(layers(classes), **values)
@@ -174,3 +178,17 @@ def test_the_terms_of_a_job_suit_student_and_teacher_as_they_train(
     assert replace(made.terms, per_sample=False) == Terms.for_model(made.model, made.teacher)
     assert made.terms.relations == made.terms.hidden == compares
     assert Loss(made, made.model, torch.device("cpu")).distiller.terms is made.terms
+
+
+@pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.binary])
+def test_no_gradient_passes_a_large_binary_input_and_small_ones_keep_their_signs(place, name, task):
+    net = network(place, "rectified", method=name, task=task)
+    if task == "BW":
+        assert type(net[1]) is nn.ReLU
+        return
+    x = torch.tensor([-1e4, -0.5, 0.5, 1e4], requires_grad=True)
+    seen = net[2].binary.input_quantizer(net[1](x.expand(1, 4, 1, 4)))
+    assert torch.equal(seen.sign(), x.sign().expand(1, 4, 1, 4))
+    (slope,) = torch.autograd.grad(seen.sum(), x)
+    assert slope[0] == slope[3] == 0 and (slope[1:3] > 0).all()

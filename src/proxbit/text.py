@@ -60,8 +60,8 @@ def few(names: Sequence[str], most: int = 3) -> str:
 def last_part(place: str) -> str:
     """What a place is called, wherever its folder may be.
 
-    >>> last_part("npz:/tmp/cifar10.npz"), last_part("npz:cifar10.npz"), last_part("nets/a.py:build")
-    ('cifar10.npz', 'cifar10.npz', 'a.py:build')
+    >>> last_part("npz:/tmp/c10.npz"), last_part("npz:c10.npz"), last_part("nets/a.py:build")
+    ('c10.npz', 'c10.npz', 'a.py:build')
     """
     return PurePath(place.removeprefix("npz:").removeprefix("folder:")).name
 

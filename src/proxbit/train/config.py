@@ -130,7 +130,7 @@ class Config:
         "What replaces a ReLU in front of a binary input.",
         group=_BITS,
         known=("keep", "hardtanh", "prelu", "identity"),
-        shown="by model",
+        shown="by method",
     )
     bits: int = option(8, "Width of the BWAA accumulator.", group=_BITS)
     penalty: float = option(0.0, "Weight of the overflow penalty in BWAA.", group=_BITS)
