@@ -47,16 +47,16 @@ EVERY = ("bc", "pc", "bnn", "bnn+", "bi-real", "r-bnn", "poly+", "ede", "ede+", 
 BESIDE = ("pq", "rpc", "pc", "bnn", "bnn+")  # with binary inputs, besides BC and BNN++
 ROUNDS: dict[str, list[Cell]] = {
     "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
-    "sharp": grid(method="bnn++", sharp=(0.2, 0.5), sharp_strength=(2.0, 20.0)),
+    "sharp": grid(method="bnn++", sharp=0.2, sharp_strength=2.0),
     "distill": grid(method=("bc", "bnn++"), distill=True),
     "methods": grid(method=OTHERS),
-    "paper": grid(method=("bnn++", "bc", "pc"), settings="paper"),
+    "paper": grid(method=("bnn++", "bc"), settings="paper"),
     "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
     "tasks": [
         *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
-        *grid(task="BWAA", method="bnn++", input_strength=("1:20", "1:5")),
+        *grid(task="BWAA", method="bnn++", input_strength="1:20"),
     ],
-    "relu": grid(task="BWA", method="bc", relu=("identity", "prelu")),
+    "relu": grid(task="BWA", method="bc", relu="identity"),
     "inputs": grid(
         task="BWA", method="bnn++", input_strength=("1:20", "1", "2", "1:5", "2:10", "1:10:log")
     ),
@@ -69,11 +69,11 @@ ROUNDS: dict[str, list[Cell]] = {
         *grid(task="BWA", method="bc", distill=True),
         *grid(task="BWA", method="bnn++", input_strength="1:5", distill=True),
     ],
-    "inputs-methods": grid(task="BWA", method=("bnn+", "pc", "bi-real")),
+    "inputs-methods": grid(task="BWA", method=("bnn+", "pc")),
     "whole": grid(limit=352, method=("bc", "bnn++")),
     "whole-unit": grid(limit=352, method="bnn++", unit=("current", "initial")),
     "whole-log": grid(limit=352, method="bnn++", strength=("1:20:log", "1:40:log"), unit="current"),
-    "whole-end": grid(limit=352, method="bnn++", strength=("1:10", "1:5"), unit="current"),
+    "whole-end": grid(limit=352, method="bnn++", strength="1:10", unit="current"),
     "whole-inputs": [
         *grid(limit=352, task="BWA", method=("bc", "bnn")),
         *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
@@ -111,10 +111,7 @@ write_out({"strength": "1:20"}, ("bnn++",))
 write_out({"unit": "initial"} | NO_SIGNS, SOFT)
 ROUNDS |= {
     "logarithm": grid(method="bnn++"),
-    "logarithm-inputs": [
-        *grid(task="BWA", method="bnn++", **NO_SIGNS),
-        *grid(limit=352, task="BWA", method="bnn++", **NO_SIGNS),
-    ],
+    "logarithm-inputs": grid(task="BWA", method="bnn++", **NO_SIGNS),
     "plus-unit": grid(method=("poly+", "ede+"), unit="current"),
     "originals": grid(method=("r-bnn", "ede"), strength=("0.1:10:log", "1:10:log"), unit="current"),
     "equal": [
@@ -139,7 +136,7 @@ ROUNDS |= {
         *grid(task="BWA", method="bnn", rate=1e-2, distill=True),
     ],
     "inputs-rate-whole": [
-        *grid(limit=352, task="BWA", method=("bnn++", "bc", "pc"), rate=1e-2),
+        *grid(limit=352, task="BWA", method=("bnn++", "pc"), rate=1e-2),
         *grid(limit=352, task="BWA", method=("bnn++", "pc")),
     ],
     "wrapped": [
@@ -158,17 +155,7 @@ ROUNDS |= {
         *grid(task="BWA", **SIGNS_SOON),
         *grid(method="bnn++", strength="1:3:log"),
     ],
-    "signs-inputs": [
-        *grid(task="BWA", rate=1e-2, **SIGNS_SOON),
-        *grid(limit=352, task="BWA", rate=1e-2, **SIGNS_SOON),
-    ],
-    "inputs-identity": [
-        *grid(task="BWA", rate=1e-2, relu="identity", **SIGNS_SOON),
-        *grid(task="BWA", rate=1e-2, relu="identity", method="bc"),
-        *grid(task="BWA", rate=1e-2, relu="prelu", **SIGNS_SOON),
-        *grid(task="BWA", rate=1e-2, relu="identity", method=("pc", "bnn+", "pq", "rpc")),
-    ],
-    "signs-others": grid(method=("poly+", "ede+"), strength=("1:3:log", "1:6:log"), sharp=0.5),
+    "signs-others": grid(method=("poly+", "ede+"), strength="1:3:log", sharp=0.5),
     "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
     "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
     "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
@@ -179,7 +166,16 @@ write_out({"strength": "1:40:log"}, SOFT)
 write_out(NO_SIGNS, SOFT, ("BW",))
 write_out({"sharp": 0.2}, (*SOFT, "pc"), ("BWA", "BWAA"))
 write_out({"input_strength": "0.5"}, ("bnn+",), ("BWA", "BWAA"))
-write_out({"rate": 3e-3}, ("bc", "bnn++", "bi-real", *BESIDE), ("BWA", "BWAA"))
+write_out({"rate": 3e-3}, ("bc", "bnn++", *BESIDE), ("BWA", "BWAA"))
+write_out({"relu": "hardtanh"}, ("bnn++", "bnn", "bnn+"), ("BWA", "BWAA"))
+ROUNDS |= {
+    "relu-again": [
+        *grid(task="BWA", rate=1e-2, relu=("identity", "prelu", "hardtanh"), **SIGNS_SOON),
+        *grid(task="BWA", rate=1e-2, relu="identity", method="bc"),
+        *grid(task="BWA", rate=1e-2, relu="identity", method="pc", sharp=0.2),
+        *grid(task="BWA", rate=1e-2, relu="identity", method="bnn+", input_strength="2"),
+    ],
+}
 
 
 def name_of(cell: Cell) -> str:

@@ -26,7 +26,7 @@ from proxbit.experiments.planning import Wish, overview, plan
 from proxbit.experiments.scales import SCALES
 from proxbit.models import build
 from proxbit.models.parts import layers
-from proxbit.train.setup import prepare
+from proxbit.train.setup import prepare, resolve
 
 allow_torchvision()
 pytest.importorskip("timm")  # the stand-ins of transformers are made of it
@@ -197,7 +197,7 @@ def test_what_is_given_for_a_row_reaches_that_row():
 
 def test_differences_are_found_and_ways_to_say_the_same_are_none():
     config = config_of(one("cnn", "small", pipeline="FT", method="BC"), GIVEN, "")
-    resolved = asdict(config) | {"rate": 0.003, "image_size": 32, "pipeline": "fine-tune"}
+    resolved = asdict(resolve(config, build("resnet20"))) | {"image_size": 32}
     assert differences(config, resolved) == []
     assert differences(config, resolved | {"weights": "elsewhere/w.safetensors"}) == []
     for data in ("npz:/elsewhere/c.npz", "npz:c.npz", "npz:here/c.npz"):
@@ -205,6 +205,9 @@ def test_differences_are_found_and_ways_to_say_the_same_are_none():
     assert differences(config, resolved | {"data": "npz:other.npz"}) != []
     assert differences(config, resolved | {"epochs": 9}) == ["epochs 9, not 2"]
     assert differences(replace(config, rate=0.1), resolved) == ["rate 0.003, not 0.1"]
+    assert differences(config, resolved | {"rate": 0.1}) == ["rate 0.1, not 0.003"]  # a default
+    own, kept = replace(config, model="net.py:build"), resolved | {"model": "net.py:build"}
+    assert differences(own, kept | {"rate": 0.1}) == []  # its kind is not known here
     with pytest.raises(ValueError, match="here has epochs 9, not 2: give the same options, or"):
         check_alike(config, resolved | {"epochs": 9}, "here")
 

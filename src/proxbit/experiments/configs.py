@@ -8,11 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from proxbit.experiments.blocks import skeleton
 from proxbit.experiments.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.scales import SCALES, Scale
 from proxbit.text import last_part
 from proxbit.train.config import Config
 from proxbit.train.settings import settled
+from proxbit.train.setup import resolve
 
 Given = tuple[tuple[str, str], ...]
 
@@ -186,7 +188,7 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
     return "*", text
 
 
-# What train.setup.resolve fills in, and what is only a way to say where something lies.
+# What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "rate", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain")  # fmt: skip
 _PLACES = ("model", "data", "weights")
@@ -194,8 +196,11 @@ _ASIDE = ("data_root", "download", "workers", "cpu")
 
 
 def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
-    """Options of a run that are not as wanted, in words."""
-    asked = asdict(wanted)
+    """Options of a run that are not as wanted, in words.
+
+    What is left open counts as what it would be now: another default is another option.
+    """
+    asked = asdict(_as_now(wanted))
     names = [each.name for each in fields(Config) if each.name not in _ASIDE]
     pairs = ((name, asked[name], kept.get(name)) for name in names)
     return [
@@ -203,6 +208,11 @@ def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
         for name, new, old in pairs
         if not (new is None and name in _LEFT_OPEN) and _short(name, new) != _short(name, old)
     ]
+
+
+def _as_now(config: Config) -> Config:
+    """With today's defaults, as far as they can be told without executing a user's file."""
+    return config if ".py" in config.model else resolve(config, skeleton(config.model))
 
 
 def _short(name: str, value: Any) -> Any:
