@@ -1,10 +1,13 @@
 """Try recipes: short runs of ResNet-20 on CIFAR-10, fine-tuned, each a process of its own.
 
-    python benchmarks/recipes.py --data npz:cifar10.npz --weights resnet20.safetensors rates
+    python benchmarks/recipes.py --data npz:cifar10.npz --weights resnet20.safetensors \\
+        rates method=bc,bnn++ rate=1e-3,3e-3
 
-A round is a list of candidates in ROUNDS. Done cells are skipped, an interrupted one continues, and
-every result is one line of results/recipes.jsonl. Accuracy is that of the hard network on 5,000
-images held back from training: the test images choose nothing.
+A round has a name and candidates: every combination of the options, which are those of ``proxbit
+train``. Without options it is what it was before, for more seeds. Done candidates are skipped, an
+interrupted one continues, and every result is one line of results/recipes.jsonl with all options
+of its run, so that the tables can say how it differs from today's default. Accuracy is that of the
+hard network on 5,000 images held back from training: the test images choose nothing.
 """
 
 import argparse
@@ -15,212 +18,129 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from evidence import environment, write_section
 
-BASE = {"model": "resnet20", "epochs": 1, "limit": 176, "hold_back": 0.1, "normalize": "imagenet"}
+from proxbit.experiments.blocks import skeleton
+from proxbit.train.config import Config
+from proxbit.train.setup import resolve
 
-Cell = dict[str, object]
-Line = dict[str, dict[str, object]]
+MODEL = "resnet20"
+BASE = {"epochs": 1, "limit": 176, "hold_back": 0.1, "normalize": "imagenet"}
+PLACES = ("data", "weights", "data_root", "download", "workers", "cpu", "seed")
+
+Options = dict[str, Any]  # of a run, all but where it lies and its seed
+Line = dict[str, Any]  # rounds, seed, options, result
 HEAD = (
     "| method | options | soft % | hard at once % | hard at the end % | seeds |\n"
     "| --- | --- | --: | --: | --: | --: |"
 )
 BUDGET = 5  # candidates that every method was given at least, in BW and BWA
 TALLY = (
-    "| task | method | candidates | the best | hard % | best of five % |\n"
-    "| --- | --- | --: | --- | --: | --: |"
+    "| task | method | candidates | the best | hard % | best of five % | default % |\n"
+    "| --- | --- | --: | --- | --: | --: | --: |"
 )
 NEW_SECTION = "## What was tried\n\n{marks}\n"
+KEPT = ("result", "about")  # of a run
+PHASES = ("soft", "hardened")
 
 
-def grid(**choices: object) -> list[Cell]:
-    """Every combination of the choices; a tuple is a choice, anything else is fixed."""
-    lists = [value if isinstance(value, tuple) else (value,) for value in choices.values()]
-    return [dict(zip(choices, values, strict=True)) for values in product(*lists)]
+def settle(asked: Options) -> Options:
+    """All options of a run that asks for some."""
+    config = Config(**({"model": MODEL, "weights": "given", "image_size": 32} | BASE | asked))
+    settled = asdict(resolve(config, skeleton(MODEL)))
+    return {name: value for name, value in settled.items() if name not in PLACES}
 
 
-OTHERS = ("ptb", "pq", "rpc", "bnn", "bnn+", "bi-real", "r-bnn", "ede", "react")
-EVERY = ("bc", "pc", "bnn", "bnn+", "bi-real", "r-bnn", "poly+", "ede", "ede+", "react")
-BESIDE = ("pq", "rpc", "pc", "bnn", "bnn+")  # with binary inputs, besides BC and BNN++
-ROUNDS: dict[str, list[Cell]] = {
-    "rates": grid(rate=(3e-3, 1e-2, 1e-3), method=("bc", "bnn++")),
-    "sharp": grid(method="bnn++", sharp=0.2, sharp_strength=2.0),
-    "distill": grid(method=("bc", "bnn++"), distill=True),
-    "methods": grid(method=OTHERS),
-    "paper": grid(method=("bnn++", "bc"), settings="paper"),
-    "repeat": grid(rate=3e-3, method=("bc", "bnn++")),
-    "tasks": [
-        *grid(task=("BWA", "BWAA"), method=("bc", "bnn")),
-        *grid(task="BWAA", method="bnn++", input_strength="1:20"),
-    ],
-    "relu": grid(task="BWA", method="bc", relu="identity"),
-    "inputs": grid(
-        task="BWA", method="bnn++", input_strength=("1:20", "1", "2", "1:5", "2:10", "1:10:log")
-    ),
-    "inputs-sharp": grid(task="BWA", method="bnn++", input_strength="1:5", sharp=(0.3, 0.6)),
-    "inputs-rate": [
-        *grid(task="BWA", method="bc", rate=(1e-2, 1e-3)),
-        *grid(task="BWA", method="bnn++", input_strength="1:5", rate=(1e-2, 1e-3)),
-    ],
-    "inputs-distill": [
-        *grid(task="BWA", method="bc", distill=True),
-        *grid(task="BWA", method="bnn++", input_strength="1:5", distill=True),
-    ],
-    "inputs-methods": grid(task="BWA", method=("bnn+", "pc")),
-    "whole": grid(limit=352, method=("bc", "bnn++")),
-    "whole-unit": grid(limit=352, method="bnn++", unit=("current", "initial")),
-    "whole-log": grid(limit=352, method="bnn++", strength=("1:20:log", "1:40:log"), unit="current"),
-    "whole-end": grid(limit=352, method="bnn++", strength="1:10", unit="current"),
-    "whole-inputs": [
-        *grid(limit=352, task="BWA", method=("bc", "bnn")),
-        *grid(limit=352, task="BWA", method="bnn++", input_strength="1:5"),
-    ],
-    "steps": [
-        *grid(method="bnn++", warmup=0.2),
-        *grid(method="bnn++", clip_norm=1.0),
-    ],
-    "final": grid(method=("pq", "rpc"), strength=("0:3", "0:30")),
-    "tune": [
-        *grid(method="ede+", strength=("0.2:10:log", "0.2:40:log", "1:40:log")),
-        *grid(method="poly+", strength=("0.1:10:log", "0.1:40:log", "1:40:log")),
-        *grid(method="react", rate=1e-3),
-        *grid(method="pc", strength=("0:0.5", "0:1", "0:2")),
-        *grid(method="bnn+", strength=("1", "2")),
-        *grid(method="bc", scale="layer"),
-        *grid(method="bnn++", scale="layer"),
-    ],
-}
-LONG: Cell = {"epochs": 6, "limit": 352}
-SIGNS_SOON: Cell = {"method": "bnn++", "strength": "1:3:log", "sharp": 0.5}  # the default
-NO_SIGNS: Cell = {"sharp": 0.0}
-TASKS = ("BW", "BWA", "BWAA")
-SOFT = ("bnn++", "poly+", "ede+")
+@cache
+def _default(method: str, task: str, settings: str) -> Options:
+    return settle({"method": method, "task": task, "settings": settings})
 
 
-def write_out(before: Cell, methods: tuple[str, ...], tasks: tuple[str, ...] = TASKS) -> None:
-    """Name in the cells so far what was the default when they ran, where they leave it open."""
-    for cell in (cell for cells in ROUNDS.values() for cell in cells if "settings" not in cell):
-        if cell["method"] in methods and cell.get("task", "BW") in tasks:
-            cell |= {name: value for name, value in before.items() if name not in cell}
+def asked_of(options: Options, named: Sequence[str] = ("settings", "task")) -> Options:
+    """What a run asks for that is not the default of its method, task and settings today.
+
+    ``named`` of these come first where they are not the usual ones.
+    """
+    default = _default(options["method"], options["task"], options["settings"])
+    first = {name: options[name] for name in named if options[name] != getattr(Config(), name)}
+    return first | {name: value for name, value in options.items() if value != default[name]}
 
 
-write_out({"strength": "1:20"}, ("bnn++",))
-write_out({"unit": "initial"} | NO_SIGNS, SOFT)
-ROUNDS |= {
-    "logarithm": grid(method="bnn++"),
-    "logarithm-inputs": grid(task="BWA", method="bnn++", **NO_SIGNS),
-    "plus-unit": grid(method=("poly+", "ede+"), unit="current"),
-    "originals": grid(method=("r-bnn", "ede"), strength=("0.1:10:log", "1:10:log"), unit="current"),
-    "equal": [
-        *grid(method=("pq", "rpc"), strength="0:1"),
-        *grid(method=("ptb", "pq", "rpc", "bnn", "bi-real"), rate=(1e-3, 1e-2)),
-        *grid(method=("bnn+", "r-bnn", "ede"), rate=1e-3),
-        *grid(method="react", rate=1e-2),
-        *grid(method=("ptb", "bnn", "bi-real", "react", "pc"), scale="layer"),
-        *grid(method=("ptb", *EVERY), latent_decay=1e-4),
-    ],
-    "inputs-equal": [
-        *grid(task="BWA", method=BESIDE),
-        *grid(task="BWA", method=BESIDE, rate=1e-2),
-        *grid(task="BWA", method=("pq", "rpc", "pc", "bnn"), rate=1e-3),
-        *grid(task="BWA", method="bnn++", rate=1e-2),
-        *grid(task="BWA", method=("pq", "rpc", "pc"), rate=3e-2),
-        *grid(task="BWA", method=("pq", "rpc"), rate=1e-2, input_strength="0:2"),
-        *grid(task="BWA", method="pc", rate=1e-2, input_strength="0:1"),
-        *grid(task="BWA", method="bnn+", rate=1e-2, input_strength=("1", "2")),
-        *grid(task="BWA", method="bnn+", rate=1e-2, strength="1", input_strength="1"),
-        *grid(task="BWA", method="bnn", rate=1e-2, relu="identity"),
-        *grid(task="BWA", method="bnn", rate=1e-2, distill=True),
-    ],
-    "inputs-rate-whole": [
-        *grid(limit=352, task="BWA", method=("bnn++", "pc"), rate=1e-2),
-        *grid(limit=352, task="BWA", method=("bnn++", "pc")),
-    ],
-    "wrapped": [
-        *grid(task="BWAA", method="bnn++", sharp=(0.0, 0.2)),
-        *grid(task="BWAA", method="bnn++", input_strength="1:10", **NO_SIGNS),
-        *grid(task="BWAA", method="bc"),
-    ],
-    "longer": [
-        *grid(**LONG, method=("bc", "bnn++")),
-        *grid(**LONG, **SIGNS_SOON),
-        *grid(**LONG, **SIGNS_SOON, sharp_strength=1.0),
-    ],
-    "signs-soon": [
-        *grid(**SIGNS_SOON),
-        *grid(limit=352, **SIGNS_SOON),
-        *grid(task="BWA", **SIGNS_SOON),
-        *grid(method="bnn++", strength="1:3:log"),
-    ],
-    "signs-others": grid(method=("poly+", "ede+"), strength="1:3:log", sharp=0.5),
-    "sharp-again": grid(task=("BWA", "BW"), method="bnn++", sharp=0.2),
-    "frozen": grid(method=("bnn++", "bc"), frozen=(0.05, 0.3)),
-    "decay": grid(method="bnn++", latent_decay=(1e-4, 1e-2)),
-    "optimizer": grid(method=("bnn++", "bc"), optimizer="sgd"),
-}
-write_out({"strength": "1:20:log"}, ("bnn++",))
-write_out({"strength": "1:40:log"}, SOFT)
-write_out(NO_SIGNS, SOFT, ("BW",))
-write_out({"sharp": 0.2}, (*SOFT, "pc"), ("BWA", "BWAA"))
-write_out({"input_strength": "0.5"}, ("bnn+",), ("BWA", "BWAA"))
-write_out({"rate": 3e-3}, ("bc", "bnn++", *BESIDE), ("BWA", "BWAA"))
-write_out({"relu": "hardtanh"}, ("bnn++", "bnn", "bnn+"), ("BWA", "BWAA"))
-ROUNDS |= {
-    "relu-again": [
-        *grid(task="BWA", rate=1e-2, relu=("identity", "prelu", "hardtanh"), **SIGNS_SOON),
-        *grid(task="BWA", rate=1e-2, relu="identity", method="bc"),
-        *grid(task="BWA", rate=1e-2, relu="identity", method="pc", sharp=0.2),
-        *grid(task="BWA", rate=1e-2, relu="identity", method="bnn+", input_strength="2"),
-    ],
-}
+def candidates(words: Sequence[str]) -> list[Options]:
+    """Every combination of NAME=VALUE,VALUE... as all options of a run."""
+    pairs = [word.partition("=")[::2] for word in words]
+    names = [name for name, _ in pairs]
+    lists = [[_value(name, text) for text in texts.split(",")] for name, texts in pairs]
+    return [settle(dict(zip(names, values, strict=True))) for values in product(*lists)]
 
 
-def name_of(cell: Cell) -> str:
-    """A folder name that says what differs from the base."""
-    return " ".join(f"{key}={value}" for key, value in cell.items()).replace("/", "_")
+def _value(name: str, text: str) -> object:
+    kinds = {each.name: str(each.type) for each in fields(Config)}
+    if name not in kinds:
+        raise SystemExit(f"{name!r} is no option of proxbit train: see proxbit train --help")
+    kind = kinds[name].removesuffix(" | None")
+    return {"str": str, "int": int, "float": float, "bool": json.loads}[kind](text)
 
 
-def run(cell: Cell, common: Cell, work: Path, threads: int) -> dict[str, object]:
+def run(options: Options, places: Options, work: Path, threads: int) -> Options:
     """Train one candidate, or continue it; its final figures."""
-    folder = work / name_of(cell).replace(" ", ",")
+    folder = work / f"{name_of(options)},seed={places['seed']}"
     if (folder / "last.safetensors").exists():
         arguments = ["--resume", str(folder)]
     else:
         work.mkdir(parents=True, exist_ok=True)
-        options = work / "options.json"
-        options.write_text(json.dumps(common | cell))
-        arguments = ["--config", str(options), "--out", str(folder)]
+        asked = folder.with_name(f"{folder.name}.json")
+        asked.write_text(json.dumps(options | places))
+        arguments = ["--config", str(asked), "--out", str(folder)]
     command = [sys.executable, "-m", "proxbit", "train", "--quiet", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    result: dict[str, object] = json.loads((folder / "result.json").read_text())
-    about = json.loads((folder / "about.json").read_text())
-    return result | {key: about[key] for key in ("commit", "proxbit", "torch", "started")}
+    result, about = (json.loads((folder / f"{name}.json").read_text()) for name in KEPT)
+    figures = {name: value for name, value in result.items() if name not in options | places}
+    return figures | {name: about[name] for name in ("commit", "proxbit", "torch", "started")}
 
 
-def tally(lines: list[Line], known: dict[str, list[Cell]]) -> str:
+def name_of(options: Options) -> str:
+    """A folder name that says what differs from the default."""
+    odd = {"method": options["method"]} | asked_of(options)
+    return ",".join(f"{name}={value}" for name, value in odd.items())
+
+
+def tally(lines: Sequence[Line]) -> str:
     """What each method was given in half an epoch of a task, its best, and that at equal cost."""
-    lines = [line for line in lines if line["cell"]["seed"] == 0]  # a seed is a split: one for all
-    short = {name_of(c): c for cells in known.values() for c in cells if "limit" not in c}
-    tried = ((cell, _results(lines, cell)) for cell in short.values())
-    found = [(cell, _mean(results, "hard")) for cell, results in tried if results]
-    rows = []
-    for task, method in {_place(cell) for cell, _ in found}:
-        own = [pair for pair in found if _place(pair[0]) == (task, method)]
-        best, hard = max(own, key=operator.itemgetter(1))
-        equal = expected_best([hard for _, hard in own], BUDGET)
-        few = "" if len(own) >= BUDGET else f" ({len(own)})"
-        options = _options({key: value for key, value in best.items() if key != "task"})
-        text = f"| {task} | {method} | {len(own)} | {options} | {hard:.2f} | {equal:.2f}{few} |"
-        rows.append((task, -equal, text))
+    short = [line for line in lines if line["seed"] == 0]  # a seed is a split: one for all
+    short = [line for line in short if BASE.items() <= line["options"].items()]
+    places = {_place(line) for line in short}
+    rows = [_tallied([line for line in short if _place(line) == place]) for place in places]
     return "### candidates\n\n" + "\n".join([TALLY, *(text for *_, text in sorted(rows))])
 
 
-def _place(cell: Cell) -> tuple[str, str]:
-    return str(cell.get("task", "BW")), str(cell["method"])
+def _tallied(own: Sequence[Line]) -> tuple[str, float, str]:
+    """Task and figure to sort by, and the row of one method."""
+    task, method = _place(own[0])
+    best = max(own, key=_hard)
+    equal = expected_best([_hard(line) for line in own], BUDGET)
+    few = "" if len(own) >= BUDGET else f" ({len(own)})"
+    asked = [asked_of(line["options"], ("settings",)) for line in own]
+    default = next((f"{_hard(own[i]):.2f}" for i, odd in enumerate(asked) if not odd), "")
+    figures = f"{_hard(best):.2f} | {equal:.2f}{few} | {default}"
+    words = _words(asked[own.index(best)])
+    return task, -equal, f"| {task} | {method} | {len(own)} | {words} | {figures} |"
+
+
+def _place(line: Line) -> tuple[str, str]:
+    return line["options"]["task"], line["options"]["method"]
+
+
+def _hard(line: Line) -> float:
+    return 100 * float(line["result"]["hard"])
 
 
 def expected_best(figures: list[float], budget: int) -> float:
@@ -230,43 +150,56 @@ def expected_best(figures: list[float], budget: int) -> float:
     return math.fsum(map(operator.mul, sorted(figures), ways)) / sum(ways)
 
 
-def tables(lines: list[Line], known: dict[str, list[Cell]]) -> str:
+def tables(lines: Sequence[Line]) -> str:
     """One table per round, best hard accuracy first; seeds of one candidate share a row."""
     parts = []
-    for name, cells in known.items():
-        rows = [(cell, _results(lines, cell)) for cell in cells]
-        rows = sorted((row for row in rows if row[1]), key=lambda row: -_mean(row[1], "hard"))
-        if rows:
-            parts.append(f"### {name}\n\n{HEAD}\n" + "\n".join(_row(*row) for row in rows))
+    for name in dict.fromkeys(name for line in lines for name in line["rounds"]):
+        rows = sorted((_row(same) for same in _by_options(lines, name)), reverse=True)
+        parts.append(f"### {name}\n\n{HEAD}\n" + "\n".join(text for _, text in rows))
     return "\n\n".join(parts)
 
 
-def _results(lines: list[Line], cell: Cell) -> list[Cell]:
-    fitting = ({k: v for k, v in line["cell"].items() if k != "seed"} == cell for line in lines)
-    return [line["result"] for line, fits in zip(lines, fitting, strict=True) if fits]
+def _by_options(lines: Sequence[Line], name: str) -> list[list[Line]]:
+    """The lines of a round, those of one candidate together."""
+    groups: dict[str, list[Line]] = {}
+    for line in (line for line in lines if name in line["rounds"]):
+        groups.setdefault(json.dumps(line["options"], sort_keys=True), []).append(line)
+    return list(groups.values())
 
 
-def _mean(results: list[Cell], key: str) -> float:
-    return 100 * statistics.mean(float(result[key]) for result in results)  # type: ignore[arg-type]
-
-
-def _row(cell: Cell, results: list[Cell]) -> str:
-    hard = [100 * float(result["hard"]) for result in results]  # type: ignore[arg-type]
+def _row(same: Sequence[Line]) -> tuple[float, str]:
+    """The hard accuracy of one candidate, and its row."""
+    hard, options = [_hard(line) for line in same], same[0]["options"]
+    soft, at_once = (100 * statistics.mean(line["result"][k] for line in same) for k in PHASES)
     spread = f" ± {statistics.stdev(hard):.2f}" if len(hard) > 1 else ""
-    shares = f"{_mean(results, 'soft'):.2f} | {_mean(results, 'hardened'):.2f}"
-    return (
-        f"| {cell['method']} | {_options(cell)} | {shares} | {_mean(results, 'hard'):.2f}"
-        f"{spread} | {len(hard)} |"
-    )
+    figures = f"{soft:.2f} | {at_once:.2f} | {statistics.mean(hard):.2f}{spread} | {len(hard)}"
+    words = _words(asked_of(options))
+    return statistics.mean(hard), f"| {options['method']} | {words} | {figures} |"
 
 
-def _options(cell: Cell) -> str:
-    return ", ".join(f"{k} {value}" for k, value in cell.items() if k != "method") or "default"
+def _words(asked: Options) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asked.items()) or "default"
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a file; none if there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wanted(lines: Sequence[Line], name: str, words: Sequence[str]) -> list[Options]:
+    """The candidates of a round: as they are given now, or as they were."""
+    if words:
+        return candidates(words)
+    if not any(name in line["rounds"] for line in lines):
+        known = ", ".join(dict.fromkeys(each for line in lines for each in line["rounds"]))
+        raise SystemExit(f"no round {name!r} yet: give its options, or one of {known}")
+    return [same[0]["options"] for same in _by_options(lines, name)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rounds", nargs="+", choices=list(ROUNDS))
+    parser.add_argument("round")
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE,VALUE")
     parser.add_argument("--data", required=True)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -274,25 +207,24 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/recipes"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--markdown", type=Path, help="put the tables between this page's marks")
-    given = parser.parse_args()
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    lines = given.results.read_text().splitlines() if given.results.exists() else []
-    done = {json.dumps(json.loads(line)["cell"], sort_keys=True) for line in lines}
-    common = BASE | {"data": given.data, "weights": given.weights}
-    for round_name, seed in product(given.rounds, given.seeds):
-        for candidate in ROUNDS[round_name]:
-            cell = candidate | {"seed": seed}
-            if json.dumps(cell, sort_keys=True) in done:
-                continue
-            result = run(cell, common, given.work, given.threads)
-            with given.results.open("a") as file:
-                file.write(json.dumps({"cell": cell, "base": BASE, "result": result}) + "\n")
-            shares = [f"{100 * result[k]:.2f}" for k in ("soft", "hardened", "hard")]  # type: ignore[operator]
-            print(f"{name_of(cell)}: soft, hard at once, hard {' '.join(shares)}", flush=True)
+    given = parser.parse_intermixed_args()
+    for seed, options in product(
+        given.seeds, wanted(read(given.results), given.round, given.options)
+    ):
+        same = {"seed": seed, "options": options}
+        if any(same.items() <= line.items() for line in read(given.results)):
+            continue
+        places = {"data": given.data, "weights": given.weights, "seed": seed}
+        result = run(options, places, given.work, given.threads)
+        given.results.parent.mkdir(parents=True, exist_ok=True)
+        with given.results.open("a") as file:
+            file.write(json.dumps({"rounds": [given.round], **same, "result": result}) + "\n")
+        figures = " ".join(f"{100 * result[k]:.2f}" for k in (*PHASES, "hard"))
+        print(f"{name_of(options)},seed={seed}: soft, hard at once, hard {figures}", flush=True)
     if given.markdown:
-        found = [json.loads(line) for line in given.results.read_text().splitlines()]
-        about = environment(("proxbit", "torch"), len(found), 0)
-        body = f"{tally(found, ROUNDS)}\n\n{tables(found, ROUNDS)}"
+        lines = read(given.results)
+        about = environment(("proxbit", "torch"), len(lines), 0)
+        body = f"{tally(lines)}\n\n{tables(lines)}"
         write_section(given.markdown, "recipes", about, body, NEW_SECTION)
 
 

@@ -4,16 +4,20 @@ import importlib
 import itertools
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from proxbit.train.config import Config
-from proxbit.train.settings import settled
+from proxbit.methods import METHODS
+from proxbit.models import build
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,22 +46,72 @@ def test_the_best_of_a_few_is_the_mean_over_every_choice(
 
 def test_the_page_shows_the_records(recipes: ModuleType, records: list[dict[str, Any]]) -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
-    assert recipes.tally(records, recipes.ROUNDS) in page
-    assert recipes.tables(records, recipes.ROUNDS) in page
+    assert recipes.tally(records) in page
+    assert recipes.tables(records) in page
 
 
-def test_every_method_had_as_many_candidates(
+def test_every_method_had_as_many_candidates_and_its_default_was_one(
     recipes: ModuleType, records: list[dict[str, Any]]
 ) -> None:
-    page = recipes.tally(records, recipes.ROUNDS)
-    rows = [row.strip("| ").split(" | ") for row in page.splitlines()[4:]]
-    counts = {(task, method): int(count) for task, method, count, *_ in rows}
-    wanted = {("BW", method) for method in (*recipes.OTHERS, *recipes.EVERY, "bnn++")}
-    wanted |= {("BWA", method) for method in (*recipes.BESIDE, "bc", "bnn++")}
+    rows = [row.strip("|").split("|") for row in recipes.tally(records).splitlines()[4:]]
+    counts = {(row[0].strip(), row[1].strip()): int(row[2]) for row in rows}
+    measured = {(row[0].strip(), row[1].strip()) for row in rows if row[-1].strip()}
+    wanted = {("BW", method) for method in METHODS if method != "fp"}
+    wanted |= {("BWA", method) for method in ("pq", "rpc", "bc", "pc", "bnn", "bnn+", "bnn++")}
     assert {place for place in wanted if counts.get(place, 0) < recipes.BUDGET} == set()
+    assert wanted <= measured
 
 
-def test_the_default_is_what_the_page_recommends(recipes: ModuleType) -> None:
-    default = settled(Config(method="bnn++"))
-    found = {name: getattr(default, name) for name in recipes.SIGNS_SOON}
-    assert found == recipes.SIGNS_SOON
+def test_no_candidate_was_counted_twice(records: list[dict[str, Any]]) -> None:
+    keys = [json.dumps([line["options"], line["seed"]], sort_keys=True) for line in records]
+    assert len(keys) == len(set(keys))
+
+
+def test_candidates_are_every_combination_with_all_their_options(recipes: ModuleType) -> None:
+    words = ["method=bc,bnn++", "rate=1e-2", "strength=2,1:3:log", "distill=true", "epochs=6"]
+    found = recipes.candidates(words)
+    assert [(each["method"], each["strength"]) for each in found] == [
+        (method, strength) for method in ("bc", "bnn++") for strength in ("2", "1:3:log")
+    ]
+    for each in found:
+        assert (each["rate"], each["distill"], each["epochs"]) == (1e-2, True, 6)
+        settled = {name: each[name] for name in ("relu", "optimizer", "sharp", "image_size")}
+        assert None not in settled.values()
+    with pytest.raises(SystemExit, match="'rates' is no option of proxbit train"):
+        recipes.candidates(["rates=1"])
+
+
+def test_a_row_says_what_is_not_the_default(recipes: ModuleType) -> None:
+    (default,) = recipes.candidates(["method=bnn++"])
+    (other,) = recipes.candidates(["method=bnn++", "task=BWA", "rate=3e-3", "limit=352"])
+    (paper,) = recipes.candidates(["method=bnn++", "settings=paper"])
+    assert recipes.asked_of(default) == {}
+    assert recipes.asked_of(other) == {"task": "BWA", "rate": 3e-3, "limit": 352}
+    assert recipes.asked_of(paper) == {"settings": "paper"}
+
+
+@pytest.mark.slow
+def test_a_round_is_run_recorded_shown_and_not_run_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = {f"x_{part}": rng.integers(0, 256, (40, 32, 32, 3), "u1") for part in ("train", "test")}
+    labels = {f"y_{part}": np.arange(40) % 10 for part in ("train", "test")}
+    np.savez(tmp_path / "images.npz", **parts, **labels)
+    save_file(build("resnet20").state_dict(), tmp_path / "w.safetensors")
+    command = [
+        sys.executable, ROOT / "benchmarks" / "recipes.py", "try", "--data", "npz:images.npz",
+        "--weights", "w.safetensors", "--results", "lines.jsonl", "--markdown", "page.md",
+        "--threads", "1",
+    ]  # fmt: skip
+    few = ["method=bc", "limit=1", "batch=8", "hold_back=0.5", "recalibrate=1"]
+    for arguments, ran in ((few, 1), (["--seeds", "0", "1"], 1)):
+        done = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        assert done.stdout.count("soft, hard at once, hard") == ran
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert [(line["rounds"], line["seed"]) for line in lines] == [(["try"], 0), (["try"], 1)]
+    assert all(0 <= line["result"]["hard"] <= 1 for line in lines)
+    assert (
+        "| bc | hold_back 0.5, batch 8, limit 1, recalibrate 1 |"
+        in (tmp_path / "page.md").read_text()
+    )

@@ -68,7 +68,7 @@ def _facts(
         "From": ", ".join(str(folder) for folder in folders),
         "Runs": f"{done} finished, {broken} broken, in {len(found)} cells",
         "Begun": " to ".join(dict.fromkeys([began[0], began[-1]])),
-        "Commits": _several(line.commit or "unknown" for line in lines),
+        "Commits": _several((line.commit or "unknown")[:12] for line in lines),
         "Versions": _several(versions, "; "),
         "Devices": _several(line.device for line in lines),
     }
