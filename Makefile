@@ -57,3 +57,4 @@ $(VENV)/bench.done: $(VENV)/vision.done $(KERNELS)
 
 clean:
 	rm -rf $(VENV) build src/proxbit/engine/libproxbit.*
+	rm -rf .cmake .ninja_* .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake
