@@ -496,6 +496,12 @@ def test_a_relu_in_front_is_warned_of_and_noted(
     assert not probe.unused
 
 
+@pytest.mark.parametrize(("method", "words"), [("bc", "nn.Hardtanh"), ("bnn++", "nn.Identity")])
+def test_the_warning_names_what_suits_the_method(method: str, words: str) -> None:
+    with pytest.warns(pb.SettingsWarning, match=rf"pass relu={words}, or method 'react'"):
+        pb.binarize(relu_sequence(), method, "BWA")
+
+
 @pytest.mark.parametrize(("build", "source"), [(relu_sequence, "1"), (Untraceable, "act")])
 def test_relu_replaces_it_and_restore_puts_it_back(
     build: Callable[[], nn.Module], source: str

@@ -21,7 +21,7 @@ from proxbit.choose import (
 from proxbit.methods import Method, Rule, find_method
 from proxbit.nn import TASKS, BinaryWeight, Form, Quantizer, Task
 from proxbit.pairs import Pair
-from proxbit.relu import NeverNegative, never_negative
+from proxbit.relu import NeverNegative, never_negative, replacement
 from proxbit.report import LayerLine, Report, alike, packed_bytes
 from proxbit.scales import Scale, Unit
 from proxbit.schedules import Schedule
@@ -76,7 +76,8 @@ def binarize(
         skip: The same, for what stays float.
         parametrize: The same, for modules whose weight other code reads without calling them.
         swaps: From float layer classes to binary ones; extend it with ``SWAPS | {Mine: MyBinary}``.
-        relu: What replaces a ReLU in front of a binary input, such as ``nn.Hardtanh``.
+        relu: What replaces a ReLU in front of a binary input, such as ``nn.Identity``
+            or, for methods that pass every gradient on (BC, PC), ``nn.Hardtanh``.
         pad_value: What a convolution pads its binary input with: +1, -1 or 0.
         bits: Width of the BWAA accumulator.
         k: Slope of its cyclic function.
@@ -102,7 +103,7 @@ def binarize(
     lines, bytes_float = _lines(choices, form), _bytes(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     _switch_off_fused_paths(model)
-    problems = _constant_signs(constant, relu)
+    problems = _constant_signs(constant, relu, chosen)
     notes = problems + _replace_relus(model, constant, relu)
     advice.warn_once(binary_weights(model), problems)
     saved = sum(_saving(weight) for weight in once(binary_weights(model)))
@@ -249,12 +250,12 @@ def _set(module: nn.Module, name: str, value: object) -> None:
 
 
 def _constant_signs(
-    constant: list[NeverNegative], relu: Callable[[], nn.Module] | None
+    constant: list[NeverNegative], relu: Callable[[], nn.Module] | None, method: Method
 ) -> list[str]:
     """What ``relu`` does not mend, with the way to mend it."""
     fixes = {False: "use a module that can be negative"}
     if relu is None:
-        fixes[True] = "pass relu=nn.Hardtanh"
+        fixes[True] = f"pass relu=nn.{replacement(method).__name__}"
     return [
         f"{_never_negative(hits)}: {fix}, or method 'react' (learned threshold)"
         for replaceable, fix in fixes.items()

@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from proxbit.methods import Method
 from proxbit.tracing import trace
 
 _NEVER_NEGATIVE = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.Hardsigmoid)
@@ -47,6 +48,21 @@ class NeverNegative:
     layer: str
     source: str
     replaceable: bool
+
+
+def replacement(method: Method) -> type[nn.Module]:
+    """What to put in the place of a ReLU in front of binary inputs.
+
+    Nothing, unless the pair passes every gradient on, however large the input: something else must
+    end it then.
+
+    >>> from proxbit.methods import METHODS
+    >>> [replacement(METHODS[name]).__name__ for name in ("bnn++", "bc")]
+    ['Identity', 'Hardtanh']
+    """
+    pair = method.input_pair or method.pair
+    far = pair.backward(torch.tensor([-1e4, 1e4]), torch.tensor(1.0))
+    return nn.Hardtanh if far.any() else nn.Identity
 
 
 def never_negative(model: nn.Module, layers: Iterable[str]) -> list[NeverNegative]:

@@ -15,8 +15,9 @@ from proxbit.advice import SettingsWarning
 from proxbit.convert import binarize
 from proxbit.data import RECIPES, Loader, open_data
 from proxbit.data.folder import MEAN, STD
-from proxbit.methods import Method, find_method
+from proxbit.methods import find_method
 from proxbit.models import build, is_transformer, load_weights
+from proxbit.relu import replacement
 from proxbit.text import unknown
 from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
 from proxbit.train.config import Config
@@ -150,23 +151,13 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "optimizer": optimizer,
         "rate": (INPUT_RATES if binary and config.task != "BW" else RATES)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
-        "relu": "keep" if config.task == "BW" else _instead_of_relu(method),
+        "relu": "keep" if config.task == "BW" else replacement(method).__name__.lower(),
         "distill": binary and (config.teacher is not None or (attends and _teaches(config))),
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
     }
     open_ = {k: v for k, v in values.items() if getattr(config, k) is None}
     return settled(replace(config, **open_))
-
-
-def _instead_of_relu(method: Method) -> str:
-    """What stands in front of a binary input, where no ReLU may.
-
-    Where the pair passes every gradient, however large the input, something else must end it.
-    """
-    pair = method.input_pair or method.pair
-    far = pair.backward(torch.tensor([-1e4, 1e4]), torch.tensor(1.0))
-    return "hardtanh" if far.any() else "identity"
 
 
 def _teaches(config: Config) -> bool:
