@@ -47,7 +47,13 @@ def main(folder: Path) -> None:
             cluster.remove_node(second, allow_graceful=False)
 
     run_grid(cells[:4], OPTIONS, folder, watch)
-    words = {"asked": [cell.name for cell in cells[:4]], "seen": seen, "killed": killed}
+    alive = [node["NodeID"][:8] for node in ray.nodes() if node["Alive"]]
+    words = {
+        "asked": [cell.name for cell in cells[:4]],
+        "seen": seen,
+        "killed": killed,
+        "alive": alive,
+    }
     again: list[str] = []
     run_grid(cells[:4], OPTIONS, folder, lambda event: again.append(event.state))
     words |= {"second": second.node_id[:8], "again": again, "refusal": refusal(gpus=1.0)}
