@@ -145,6 +145,15 @@ PB_API int pb_quantize(const pb_quantizer* how, const float* w, int32_t unit_kin
 PB_API int pb_pull(const pb_quantizer* how, const float* w, const float* g, const float* unit,
                    int64_t units, const float* factor, int64_t factors, float* out, int threads);
 
+/* Accumulators in training: out = c_k(m) of the m that a register of 2 to 24 bits holds after summing up
+ * to z, and how many of the n sums did not fit. */
+PB_API int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, int64_t* overflows,
+                   int threads);
+
+/* out = g * c_k'(m): the gradient passes the wrap itself unchanged. */
+PB_API int pb_wrap_pull(const float* z, const float* g, int64_t n, int32_t bits, double k, float* out,
+                        int threads);
+
 #ifdef __cplusplus
 }
 #endif

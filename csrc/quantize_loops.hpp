@@ -1,24 +1,16 @@
-// The loops behind quantize_portable.cpp and quantize_avx2.cpp: vectors as wide as the instruction set
-// has them, without contraction, so that all of them give the same bits. Values go through in blocks
-// that stay in the first cache.
+// The loops behind quantize_portable.cpp and quantize_avx2.cpp. Values go through in blocks that stay in
+// the first cache.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "floats.hpp"
 #include "quantize.hpp"
 
 namespace proxbit {
 namespace {  // a copy for each file: they are compiled for different instruction sets
-
-#if defined(__AVX2__)
-constexpr int64_t kWidth = 8;
-#else
-constexpr int64_t kWidth = 4;
-#endif
-typedef float Floats __attribute__((vector_size(4 * kWidth)));
-typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 
 constexpr int64_t kBlock = 1024;
 constexpr int64_t kLanes = 32;  // of a sum
@@ -28,30 +20,6 @@ constexpr float kSwishPeak = 1.19967864f;
 // Beyond this tanh(z / 2) is 1 in float, and its slope is below 1e-27: 0, before a product with a
 // gradient becomes denormal.
 constexpr float kFlat = 64.0f;
-
-inline Floats load(const float* from, int64_t n = kWidth) {
-  Floats v{};
-  std::memcpy(&v, from, static_cast<size_t>(n) * sizeof(float));
-  return v;
-}
-
-inline void store(float* to, Floats v, int64_t n = kWidth) {
-  std::memcpy(to, &v, static_cast<size_t>(n) * sizeof(float));
-}
-
-inline Floats all(float v) { return v - Floats{}; }
-inline Floats size_of(Floats v) { return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & INT32_MAX); }
-
-// A value that is not negative, with the sign of another.
-inline Floats with_sign(Floats size, Floats of) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(size) | (reinterpret_cast<Ints>(of) & INT32_MIN));
-}
-
-// Comparisons are turned so that NaN goes through, and so that the sign of NaN is 1 as in torch.
-inline Floats sign_of(Floats v) { return v < 0.0f ? all(-1.0f) : all(1.0f); }
-inline Floats at_most(Floats v, float bound) { return v > bound ? all(bound) : v; }
-inline Floats at_least(Floats v, float bound) { return v < bound ? all(bound) : v; }
-inline Floats clamp_to(Floats v, float bound) { return at_least(at_most(v, bound), -bound); }
 
 // For a = min(z, kFlat) of some z >= 0: a, tanh(z / 2), and the bell p (1 - p) of the sigmoid p of z.
 struct Sigmoid {
@@ -83,13 +51,6 @@ inline Floats swish(Floats z) {
 inline Floats swish_slope(Floats z) {
   const Sigmoid at = sigmoid(size_of(z));
   return (1.0f - at.a * 0.5f * at.tanh_half) * at.bell;
-}
-
-template <class Map>
-inline void each(const float* from, float* to, int64_t n, const Map& map) {
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) store(to + i, map(load(from + i)));
-  if (i < n) store(to + i, map(load(from + i, n - i)), n - i);
 }
 
 void evaluate_forward(const Curve& curve, const float* z, float* f, int64_t n) {

@@ -1,4 +1,4 @@
-"""Quantizers in one pass over memory: the C++ kernels behind the pairs of the catalogue.
+"""Quantizers and accumulators in one pass over memory: the C++ kernels behind their formulas.
 
 Each function answers None where torch must serve: without the kernels, for a map they do not know,
 for other tensors than plain float32 ones on a CPU, and under anything that traces, compiles or
@@ -11,7 +11,7 @@ Images and filters with their channels last are turned until they lie in order, 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType
@@ -46,6 +46,14 @@ _SIGNATURES: Signatures = {
     "pb_pull": (
         c_int,
         [POINTER(_Quantizer), c_void_p, c_void_p, *[c_void_p, c_int64] * 2, c_void_p, c_int],
+    ),
+    "pb_wrap": (
+        c_int,
+        [c_void_p, c_int64, c_int32, c_double, c_void_p, POINTER(c_int64), c_int],
+    ),
+    "pb_wrap_pull": (
+        c_int,
+        [c_void_p, c_void_p, c_int64, c_int32, c_double, c_void_p, c_int],
     ),
 }
 
@@ -148,6 +156,35 @@ def pull(
     out, threads = torch.empty_like(w), torch.get_num_threads()
     places = _at(unit), units, _at(factor), factors, _at(out)
     check(lib.pb_pull(byref(how), _at(w), _at(g), *places, threads))
+    return out
+
+
+def wrap(z: Tensor, bits: int, k: float) -> tuple[Tensor, int] | None:
+    """What leaves a register that sums up to z, and how many sums did not fit; None: use torch."""
+    lib = _library()
+    if lib is None:
+        return None
+    if _channels_last(z):
+        found = wrap(_turned(z), bits, k)
+        return None if found is None else (_back(found[0]), found[1])
+    if z.numel() < SMALLEST or not _plain(z):
+        return None
+    out, over, threads = torch.empty_like(z), c_int64(), torch.get_num_threads()
+    check(lib.pb_wrap(_at(z), z.numel(), bits, k, _at(out), byref(over), threads))
+    return out, over.value
+
+
+def wrap_pull(z: Tensor, g: Tensor, bits: int, k: float) -> Tensor | None:
+    """The gradient of the sums z from that of what left the register; None: use torch."""
+    lib = _library()
+    if lib is None:
+        return None
+    if _channels_last(z):
+        return _back(wrap_pull(_turned(z), _turned(g), bits, k))
+    if g.shape != z.shape or not (_plain(z) and _plain(g := g.contiguous())):
+        return None
+    out, threads = torch.empty_like(z), torch.get_num_threads()
+    check(lib.pb_wrap_pull(_at(z), _at(g), z.numel(), bits, k, _at(out), threads))
     return out
 
 

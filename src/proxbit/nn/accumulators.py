@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxbit import fused
 from proxbit.maps import sign
 
 
@@ -42,15 +43,19 @@ class _Cyclic(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        m, half, ctx.k = inputs
-        ctx.end = ctx.k / (ctx.k + 1) * half
+        m, ctx.half, ctx.k = inputs
         ctx.save_for_backward(m)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (m,) = ctx.saved_tensors
-        inner = sign(ctx.end - m.abs()).clamp_min(0)
-        return grads[0] * (inner * (1 + ctx.k) - ctx.k), None, None
+        return grads[0] * _slope(m, ctx.half, ctx.k), None, None
+
+
+def _slope(m: Tensor, half: float, k: float) -> Tensor:
+    """1 inside, -k on the way back."""
+    inner = sign(k / (k + 1) * half - m.abs()).clamp_min(0)
+    return inner * (1 + k) - k
 
 
 def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
@@ -62,6 +67,29 @@ def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
     tensor([64., 56.,  0., 44.])
     """
     return _Cyclic.apply(m, float(2 ** (bits - 1)), float(k))
+
+
+class _Read(torch.autograd.Function):
+    """Let ``out``, which left a register in one pass, stand for the sums z."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, out: Tensor, bits: int, k: float) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.bits, ctx.k = bits, k
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (z,) = ctx.saved_tensors
+        return _pull(z, grads[0], ctx.bits, ctx.k), None, None, None
+
+
+def _pull(z: Tensor, g: Tensor, bits: int, k: float) -> Tensor:
+    if not torch.is_grad_enabled():  # a second derivative needs torch's own operators
+        once = fused.wrap_pull(z, g, bits, k)
+        if once is not None:
+            return once
+    return g * _slope(wrap(z.detach(), bits), float(2 ** (bits - 1)), k)
 
 
 class WrapAccumulator(nn.Module):
@@ -85,6 +113,11 @@ class WrapAccumulator(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """c_k(wrap(z)); the gradient passes the wrap unchanged."""
+        held = fused.wrap(z, self.bits, self.k)
+        if held is not None:
+            out, over = held
+            self.overflow.fill_(over / z.numel())
+            return _Read.apply(z, out, self.bits, self.k)
         n = turns(z, self.bits)
         with torch.no_grad():
             self.overflow.copy_(n.count_nonzero() / max(n.numel(), 1))

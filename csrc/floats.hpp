@@ -1,0 +1,51 @@
+// Vectors of floats as wide as the instruction set has them, for loops that are compiled once for each:
+// without contraction all of them give the same bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace proxbit {
+namespace {  // a copy for each file: they are compiled for different instruction sets
+
+#if defined(__AVX2__)
+constexpr int64_t kWidth = 8;
+#else
+constexpr int64_t kWidth = 4;
+#endif
+typedef float Floats __attribute__((vector_size(4 * kWidth)));
+typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+
+inline Floats load(const float* from, int64_t n = kWidth) {
+  Floats v{};
+  std::memcpy(&v, from, static_cast<size_t>(n) * sizeof(float));
+  return v;
+}
+
+inline void store(float* to, Floats v, int64_t n = kWidth) {
+  std::memcpy(to, &v, static_cast<size_t>(n) * sizeof(float));
+}
+
+inline Floats all(float v) { return v - Floats{}; }
+inline Floats size_of(Floats v) { return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & INT32_MAX); }
+
+// A value that is not negative, with the sign of another.
+inline Floats with_sign(Floats size, Floats of) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(size) | (reinterpret_cast<Ints>(of) & INT32_MIN));
+}
+
+// Comparisons are turned so that NaN goes through, and so that the sign of NaN is 1 as in torch.
+inline Floats sign_of(Floats v) { return v < 0.0f ? all(-1.0f) : all(1.0f); }
+inline Floats at_most(Floats v, float bound) { return v > bound ? all(bound) : v; }
+inline Floats at_least(Floats v, float bound) { return v < bound ? all(bound) : v; }
+inline Floats clamp_to(Floats v, float bound) { return at_least(at_most(v, bound), -bound); }
+
+template <class Map>
+inline void each(const float* from, float* to, int64_t n, const Map& map) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(to + i, map(load(from + i)));
+  if (i < n) store(to + i, map(load(from + i, n - i)), n - i);
+}
+
+}  // namespace
+}  // namespace proxbit

@@ -1,0 +1,73 @@
+// Accumulators in training that wrap around: the C ABI, and how work is cut. The arithmetic is in the
+// loops.
+#include "wrap.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "isa.hpp"
+#include "parallel.hpp"
+#include "proxbit.h"
+
+namespace proxbit {
+namespace {
+
+// Values of one part, and fewer than these need no second thread.
+constexpr int64_t kPart = 16 * 1024;
+constexpr int64_t kValuesPerThread = 64 * 1024;
+
+const WrapKernels& kernels() {
+#if defined(PROXBIT_AVX2)
+  if (current_isa() == Isa::avx2) return avx2_wrap;
+#endif
+  return portable_wrap;
+}
+
+bool sound(int64_t n, int32_t bits, double k) {
+  return n > 0 && bits >= 2 && bits <= 24 && k > 0.0 && std::isfinite(k);
+}
+
+// The constants in double, then rounded: as torch does with numbers beside a tensor.
+Register register_of(int32_t bits, double k) {
+  const double period = std::ldexp(1.0, bits), half = period / 2;
+  const double end = k / (k + 1.0) * half;
+  return {static_cast<float>(period), static_cast<float>(1.0 / period), static_cast<float>(k),
+          static_cast<float>(k * half), static_cast<float>(end)};
+}
+
+template <class Body>
+void for_values(int64_t n, int threads, const Body& body) {
+  const int64_t useful = std::clamp<int64_t>(n / kValuesPerThread, 1, std::max(threads, 1));
+  for_parts((n + kPart - 1) / kPart, static_cast<int>(useful), [&](int64_t part) {
+    const int64_t begin = part * kPart;
+    body(begin, std::min(kPart, n - begin));
+  });
+}
+
+}  // namespace
+}  // namespace proxbit
+
+using namespace proxbit;
+
+int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, int64_t* overflows,
+            int threads) {
+  if (!z || !out || !overflows || !sound(n, bits, k)) return PB_BAD_ARGUMENT;
+  const Register reg = register_of(bits, k);
+  std::atomic<int64_t> total{0};
+  for_values(n, threads, [&](int64_t begin, int64_t count) {
+    total += kernels().forward(reg, z + begin, out + begin, count);
+  });
+  *overflows = total;
+  return PB_OK;
+}
+
+int pb_wrap_pull(const float* z, const float* g, int64_t n, int32_t bits, double k, float* out,
+                 int threads) {
+  if (!z || !g || !out || !sound(n, bits, k)) return PB_BAD_ARGUMENT;
+  const Register reg = register_of(bits, k);
+  for_values(n, threads, [&](int64_t begin, int64_t count) {
+    kernels().backward(reg, z + begin, g + begin, out + begin, count);
+  });
+  return PB_OK;
+}

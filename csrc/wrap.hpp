@@ -1,0 +1,28 @@
+// Accumulators in training that wrap around, elementwise on floats: what the instruction sets share.
+#pragma once
+
+#include <cstdint>
+
+namespace proxbit {
+
+// A register and the cyclic function behind it, their constants worked out once.
+struct Register {
+  float period;   // 2^bits
+  float inverse;  // 1 / period, exact
+  float slope;    // of the way down, as a size: k
+  float top;      // k * period / 2: the way down, continued to m = 0
+  float end;      // the largest |m| on the way up
+};
+
+// One kernel set per instruction set; all give the same bits.
+struct WrapKernels {
+  // Returns how many sums did not fit.
+  int64_t (*forward)(const Register& reg, const float* z, float* out, int64_t n);
+  // out = g times the slope at z
+  void (*backward)(const Register& reg, const float* z, const float* g, float* out, int64_t n);
+};
+
+extern const WrapKernels portable_wrap;
+extern const WrapKernels avx2_wrap;
+
+}  // namespace proxbit

@@ -1,0 +1,8 @@
+// Accumulators in training, compiled for AVX2.
+#include "wrap_loops.hpp"
+
+namespace proxbit {
+
+const WrapKernels avx2_wrap = kWrapLoops;
+
+}  // namespace proxbit
