@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from proxbit.nn import BinaryMultiheadAttention
 from proxbit.probing import call
 from proxbit.train.attention_norm import attentions, blocks, observing, unfused
+from proxbit.train.relations import relation_distance
 
 NAMES = ("logits", "labels", "relations", "hidden")
 
@@ -269,12 +270,11 @@ class Distiller:
         if "relations" in self.uses:
             layers = _chosen("relations", len(theirs.projections) // 3, len(ours.projections) // 3)
             chosen = [theirs.projections[3 * layer + i] for layer in layers for i in range(3)]
-            relations = [[_relation(x) for x in side] for side in (ours.projections, chosen)]
-            parts["relations"] = _total("relations", *relations, samples=samples)
+            parts["relations"] = _total("relations", ours.projections, chosen, samples)
         if "hidden" in self.uses:
             layers = _chosen("hidden", len(theirs.hidden) - 1, len(ours.hidden) - 1)
             chosen = [theirs.hidden[i] for i in (0, *(layer + 1 for layer in layers))]
-            parts["hidden"] = _total("hidden", ours.hidden, chosen, samples=samples)
+            parts["hidden"] = _total("hidden", ours.hidden, chosen, samples)
         return parts
 
 
@@ -287,17 +287,17 @@ def _chosen(term: str, teacher: int, student: int) -> list[int]:
     return evenly(teacher, student)
 
 
-def _relation(x: Tensor) -> Tensor:
-    """X X^T; without 1 / sqrt(d), because a distance looks at directions only."""
-    return _full(x) @ _full(x).transpose(-2, -1)
-
-
-def _total(term: str, ours: list[Tensor], theirs: list[Tensor], *, samples: int) -> Tensor:
-    hint = f"give both the same heads, tokens and width, or {term}=0"
+def _total(term: str, ours: list[Tensor], theirs: list[Tensor], samples: int) -> Tensor:
+    """The sum of the distances of pairs; a relation forgets how wide a head is."""
+    related = term == "relations"
+    need = "heads and tokens" if related else "tokens and width"
+    hint = f"give both the same {need}, or {term}=0"
+    measured, dims = (relation_distance, -1) if related else (distance, None)
+    distances = []
     for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        _same(f"{term} {i}", mine.shape, other.shape, hint)
-    pairs = zip(ours, theirs, strict=True)
-    return torch.stack([distance(mine, other, samples) for mine, other in pairs]).sum()
+        _same(f"{term} {i}", mine.shape[:dims], other.shape[:dims], hint)
+        distances.append(measured(_full(mine), _full(other), samples))
+    return torch.stack(distances).sum()
 
 
 def _same(what: str, student: torch.Size, teacher: torch.Size, hint: str) -> None:

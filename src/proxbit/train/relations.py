@@ -1,0 +1,71 @@
+"""How far the relations of two networks' tokens are apart, without a matrix of tokens by tokens.
+
+The relation of a head is X X^T, tokens by tokens, and a loss would keep many of them: 60 MB for one
+projection of DeiT-T with 128 images. A distance needs only their products, and <X X^T, Y Y^T> is
+|X^T Y|^2: a matrix as large as a head is wide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def relation_distance(x: Tensor, y: Tensor, samples: int = 1) -> Tensor:
+    r"""The mean over samples of the norm of :math:`XX^T/\|XX^T\| - YY^T/\|YY^T\|`.
+
+    Args:
+        x: The student's projection, (batch, ..., heads, tokens, d); it gets a gradient.
+        y: The teacher's, which gets none; its d may be another.
+        samples: How many of equal size the batch counts as: 1 takes it as a whole.
+
+    >>> x = torch.eye(3).reshape(1, 1, 3, 3)
+    >>> relation_distance(x, 5 * x), relation_distance(x[..., :1], x[..., 1:])
+    (tensor(0.), tensor(1.4142))
+    """
+    parts = (t.reshape(samples, -1, *t.shape[-2:]) for t in (x, y.detach()))
+    distances: Tensor = _Distance.apply(*parts)
+    return distances.mean()
+
+
+class _Distance(torch.autograd.Function):
+    """One distance for each sample of (sample, head, token, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        own, mixed = x.mT @ x, y.mT @ x
+        size, other, overlap = (_squares(m) for m in (own, y.mT @ y, mixed))
+        both = (size * other).sqrt()
+        # What has vanished has no direction: it is the zero vector, with a distance of 1.
+        cosine = torch.where(both > 0, overlap / both, 0)
+        square = (size > 0).to(size) + (other > 0).to(size) - 2 * cosine
+        apart = square.clamp_min(0).sqrt()
+        ctx.save_for_backward(x, y, own, mixed, size, both, cosine, apart)
+        return apart.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        x, y, own, mixed, size, both, cosine, apart = ctx.saved_tensors
+        moves = (apart > 0) & (both > 0)  # elsewhere a direction of descent is not defined
+        g = torch.where(moves, 2 * grads[0] / apart, 0)
+        along = torch.where(moves, g * cosine / size, 0)
+        towards = torch.where(moves, g / both, 0)
+        pulled = x @ (own * _each(along, x))
+        return pulled.sub_(y @ (mixed * _each(towards, x))), None
+
+
+def _squares(m: Tensor) -> Tensor:
+    """The sum of squares of each sample, as precise as the device has it.
+
+    Distances are small differences of these.
+    """
+    precise = m.dtype if m.device.type == "mps" else torch.float64
+    return m.square().sum((1, 2, 3), dtype=precise)
+
+
+def _each(factor: Tensor, like: Tensor) -> Tensor:
+    return factor.to(like.dtype).reshape(-1, 1, 1, 1)
