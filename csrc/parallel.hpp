@@ -1,6 +1,7 @@
 // Threads of whoever calls us: torch's own pool where there is one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "proxbit.h"
@@ -19,6 +20,14 @@ void for_parts(int64_t parts, int threads, const Body& body) {
   for_parts_raw(
       parts, threads, [](void* data, int64_t part) { (*static_cast<const Body*>(data))(part); },
       const_cast<Body*>(&body));
+}
+
+// Work on one value after the other: values of one part, and fewer than these need no second thread.
+constexpr int64_t kPart = 16 * 1024;
+constexpr int64_t kValuesPerThread = 64 * 1024;
+
+inline int threads_for_values(int64_t values, int threads) {
+  return static_cast<int>(std::clamp<int64_t>(values / kValuesPerThread, 1, std::max(threads, 1)));
 }
 
 }  // namespace

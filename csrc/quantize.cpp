@@ -12,20 +12,11 @@
 namespace proxbit {
 namespace {
 
-// Values of one part, and fewer than these need no second thread.
-constexpr int64_t kPart = 16 * 1024;
-constexpr int64_t kValuesPerThread = 64 * 1024;
-
 const QuantizeKernels& kernels() {
 #if defined(PROXBIT_AVX2)
   if (current_isa() == Isa::avx2) return avx2_quantize;
 #endif
   return portable_quantize;
-}
-
-int useful_threads(const pb_quantizer& how, int threads) {
-  const int64_t fits = how.rows * how.columns / kValuesPerThread;
-  return static_cast<int>(std::clamp<int64_t>(fits, 1, std::max(threads, 1)));
 }
 
 bool sound(const pb_quantizer* how) {
@@ -75,7 +66,7 @@ void for_values(const pb_quantizer& how, int threads, bool whole_rows, const Bod
   const int64_t wide = whole_rows ? columns : std::min(columns, kPart);
   const int64_t tall = std::max<int64_t>(1, kPart / wide);
   const int64_t across = (columns + wide - 1) / wide, down = (rows + tall - 1) / tall;
-  for_parts(across * down, useful_threads(how, threads), [&](int64_t part) {
+  for_parts(across * down, threads_for_values(rows * columns, threads), [&](int64_t part) {
     const int64_t row = part / across * tall, column = part % across * wide;
     body(row, std::min(rows, row + tall), column, std::min(columns, column + wide));
   });

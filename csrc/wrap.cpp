@@ -13,10 +13,6 @@
 namespace proxbit {
 namespace {
 
-// Values of one part, and fewer than these need no second thread.
-constexpr int64_t kPart = 16 * 1024;
-constexpr int64_t kValuesPerThread = 64 * 1024;
-
 const WrapKernels& kernels() {
 #if defined(PROXBIT_AVX2)
   if (current_isa() == Isa::avx2) return avx2_wrap;
@@ -38,8 +34,7 @@ Register register_of(int32_t bits, double k) {
 
 template <class Body>
 void for_values(int64_t n, int threads, const Body& body) {
-  const int64_t useful = std::clamp<int64_t>(n / kValuesPerThread, 1, std::max(threads, 1));
-  for_parts((n + kPart - 1) / kPart, static_cast<int>(useful), [&](int64_t part) {
+  for_parts((n + kPart - 1) / kPart, threads_for_values(n, threads), [&](int64_t part) {
     const int64_t begin = part * kPart;
     body(begin, std::min(kPart, n - begin));
   });
