@@ -146,13 +146,12 @@ PB_API int pb_pull(const pb_quantizer* how, const float* w, const float* g, cons
                    int64_t units, const float* factor, int64_t factors, float* out, int threads);
 
 /* Accumulators in training: out = c_k(m) of the m that a register of 2 to 24 bits holds after summing up
- * to z, and how many of the n sums did not fit. */
-PB_API int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, int64_t* overflows,
-                   int threads);
+ * to z, and how many of the n sums did not fit. `back`, if not NULL, gets 1 where c_k falls, else 0. */
+PB_API int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, uint8_t* back,
+                   int64_t* overflows, int threads);
 
-/* out = g * c_k'(m): the gradient passes the wrap itself unchanged. */
-PB_API int pb_wrap_pull(const float* z, const float* g, int64_t n, int32_t bits, double k, float* out,
-                        int threads);
+/* out = g * c_k'(m), which is -k where `back` is 1; the gradient passes the wrap itself unchanged. */
+PB_API int pb_wrap_pull(const uint8_t* back, const float* g, int64_t n, double k, float* out, int threads);
 
 #ifdef __cplusplus
 }

@@ -20,9 +20,7 @@ const WrapKernels& kernels() {
   return portable_wrap;
 }
 
-bool sound(int64_t n, int32_t bits, double k) {
-  return n > 0 && bits >= 2 && bits <= 24 && k > 0.0 && std::isfinite(k);
-}
+bool is_slope(double k) { return k > 0.0 && std::isfinite(k); }
 
 // The constants in double, then rounded: as torch does with numbers beside a tensor.
 Register register_of(int32_t bits, double k) {
@@ -45,24 +43,22 @@ void for_values(int64_t n, int threads, const Body& body) {
 
 using namespace proxbit;
 
-int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, int64_t* overflows,
-            int threads) {
-  if (!z || !out || !overflows || !sound(n, bits, k)) return PB_BAD_ARGUMENT;
+int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, uint8_t* back,
+            int64_t* overflows, int threads) {
+  if (!z || !out || !overflows || n <= 0 || bits < 2 || bits > 24 || !is_slope(k)) return PB_BAD_ARGUMENT;
   const Register reg = register_of(bits, k);
   std::atomic<int64_t> total{0};
   for_values(n, threads, [&](int64_t begin, int64_t count) {
-    total += kernels().forward(reg, z + begin, out + begin, count);
+    total += kernels().forward(reg, z + begin, out + begin, back ? back + begin : nullptr, count);
   });
   *overflows = total;
   return PB_OK;
 }
 
-int pb_wrap_pull(const float* z, const float* g, int64_t n, int32_t bits, double k, float* out,
-                 int threads) {
-  if (!z || !g || !out || !sound(n, bits, k)) return PB_BAD_ARGUMENT;
-  const Register reg = register_of(bits, k);
+int pb_wrap_pull(const uint8_t* back, const float* g, int64_t n, double k, float* out, int threads) {
+  if (!back || !g || !out || n <= 0 || !is_slope(k)) return PB_BAD_ARGUMENT;
   for_values(n, threads, [&](int64_t begin, int64_t count) {
-    kernels().backward(reg, z + begin, g + begin, out + begin, count);
+    kernels().backward(back + begin, g + begin, static_cast<float>(-k), out + begin, count);
   });
   return PB_OK;
 }

@@ -17,9 +17,9 @@ struct Register {
 // One kernel set per instruction set; all give the same bits.
 struct WrapKernels {
   // Returns how many sums did not fit.
-  int64_t (*forward)(const Register& reg, const float* z, float* out, int64_t n);
-  // out = g times the slope at z
-  void (*backward)(const Register& reg, const float* z, const float* g, float* out, int64_t n);
+  int64_t (*forward)(const Register& reg, const float* z, float* out, uint8_t* back, int64_t n);
+  // out = g times 1, or times `slope` where back is not 0
+  void (*backward)(const uint8_t* back, const float* g, float slope, float* out, int64_t n);
 };
 
 extern const WrapKernels portable_wrap;

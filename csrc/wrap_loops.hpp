@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "floats.hpp"
 #include "wrap.hpp"
 
 namespace proxbit {
 namespace {  // a copy for each file: they are compiled for different instruction sets
+
+typedef int8_t Bytes __attribute__((vector_size(kWidth)));
 
 // From 2^23 on every float is whole; below it fits an int.
 inline Floats floor_of(Floats v) {
@@ -28,27 +31,30 @@ inline Floats cyclic(const Register& reg, Floats m) {
   return least > low ? least : low;
 }
 
-int64_t forward(const Register& reg, const float* z, float* out, int64_t n) {
-  Ints over{};  // a lane counts to n / kWidth at most
-  const auto wrapped = [&](Floats sums) {
-    const Floats rounds = turns(reg, sums);
-    over -= rounds != 0.0f;
-    return cyclic(reg, sums - rounds * reg.period);
-  };
-  each(z, out, n, wrapped);
+// Up to kWidth sums; the last ones of a part may be fewer.
+inline Ints forward_few(const Register& reg, const float* z, float* out, uint8_t* back, int64_t n) {
+  const Floats sums = load(z, n), rounds = turns(reg, sums), m = sums - rounds * reg.period;
+  store(out, cyclic(reg, m), n);
+  if (back) {
+    const Bytes falls = __builtin_convertvector(reg.end - size_of(m) < 0.0f, Bytes) & 1;
+    std::memcpy(back, &falls, static_cast<size_t>(n));
+  }
+  return rounds != 0.0f;  // -1 for each that did not fit
+}
+
+int64_t forward(const Register& reg, const float* z, float* out, uint8_t* back, int64_t n) {
+  Ints fewer{};
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    fewer += forward_few(reg, z + i, out + i, back ? back + i : nullptr, kWidth);
+  if (i < n) fewer += forward_few(reg, z + i, out + i, back ? back + i : nullptr, n - i);
   int64_t total = 0;
-  for (int64_t lane = 0; lane < kWidth; ++lane) total += over[lane];
+  for (int64_t lane = 0; lane < kWidth; ++lane) total -= fewer[lane];
   return total;
 }
 
-void backward(const Register& reg, const float* z, const float* g, float* out, int64_t n) {
-  int64_t i = 0;
-  const auto pulled = [&](Floats sums, Floats grads) {
-    const Floats m = sums - turns(reg, sums) * reg.period;
-    return grads * (reg.end - size_of(m) < 0.0f ? all(-reg.slope) : all(1.0f));
-  };
-  for (; i + kWidth <= n; i += kWidth) store(out + i, pulled(load(z + i), load(g + i)));
-  if (i < n) store(out + i, pulled(load(z + i, n - i), load(g + i, n - i)), n - i);
+void backward(const uint8_t* back, const float* g, float slope, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = g[i] * (back[i] ? slope : 1.0f);
 }
 
 constexpr WrapKernels kWrapLoops = {forward, backward};

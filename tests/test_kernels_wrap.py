@@ -43,10 +43,16 @@ def on_every_isa(z: Tensor, g: Tensor, bits: int, k: float) -> tuple[Tensor, int
     found = []
     for isa in ISAS:
         assert LIBRARY.pb_use_isa(isa.encode()) == OK
-        held, pulled = fused.wrap(z, bits, k), fused.wrap_pull(z, g, bits, k)
+        held, alone = (fused.wrap(z, bits, k, keep=keep) for keep in (True, False))
         assert held is not None
+        assert alone is not None
+        out, falls, over = held
+        assert falls is not None
+        assert torch.equal(alone[0], out)
+        assert alone[1:] == (None, over)
+        pulled = fused.wrap_pull(falls, g, k)
         assert pulled is not None
-        found.append((*held, pulled))
+        found.append((out, over, pulled))
     for out, over, pulled in found[1:]:
         assert torch.equal(out, found[0][0])
         assert over == found[0][1]
@@ -84,7 +90,7 @@ def test_whole_sums_follow_integer_arithmetic(values: list[int], bits: int) -> N
 
 def test_what_is_no_number_stays_so() -> None:
     z = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.0])
-    held = fused.wrap(z, 8, 2.0)
+    held = fused.wrap(z, 8, 2.0, keep=True)
     assert held is not None
     assert held[0].isnan().tolist() == cyclic(wrap(z, 8), 8, 2.0).isnan().tolist()
 
@@ -95,16 +101,19 @@ def test_parts_and_threads_change_nothing_and_touch_nothing_else(n: int) -> None
     g = torch.randn(n)
     for threads in (1, 2):
         out, back, over = torch.full((n + 2,), 7.0), torch.full((n + 2,), 7.0), c_int64()
+        falls = torch.full((n + 2,), 7, dtype=torch.uint8)
         places = z.data_ptr(), g.data_ptr(), out[1:].data_ptr(), back[1:].data_ptr()
-        at_z, at_g, at_out, at_back = places
-        assert LIBRARY.pb_wrap(at_z, n, 8, 2.0, at_out, byref(over), threads) == OK
-        assert LIBRARY.pb_wrap_pull(at_z, at_g, n, 8, 2.0, at_back, threads) == OK
+        (at_z, at_g, at_out, at_back), at_falls = places, falls[1:].data_ptr()
+        assert LIBRARY.pb_wrap(at_z, n, 8, 2.0, at_out, at_falls, byref(over), threads) == OK
+        assert LIBRARY.pb_wrap_pull(at_falls, at_g, n, 2.0, at_back, threads) == OK
         m = wrap(z, 8).requires_grad_()
         expected = cyclic(m, 8, 2.0)
         assert torch.equal(out[1:-1], expected.detach())
         assert torch.equal(back[1:-1], torch.autograd.grad(expected, m, g)[0])
         assert over.value == int(turns(z, 8).count_nonzero())
-        assert out[[0, -1]].tolist() == back[[0, -1]].tolist() == [7.0, 7.0]
+        for written in (out, back, falls):
+            assert written[[0, -1]].tolist() == [7, 7]
+        assert bool((falls[1:-1] <= 1).all())
 
 
 def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -128,11 +137,24 @@ def test_a_layer_trains_as_with_torch_alone(
     pb.binarize(model, method, "BWAA", only="*", bits=4)
     x = torch.randn(5, 40, 12, 12).to(memory_format=memory)
     ours = trained(model, x)
-    monkeypatch.setattr(fused, "wrap", lambda *_: None)
+    monkeypatch.setattr(fused, "wrap", lambda *_, **__: None)
     plain = trained(model, x)
     assert ours[-2] > 0  # overflow of the first layer
     for mine, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_a_register_keeps_a_byte_for_a_sum() -> None:
+    kept: list[int] = []
+
+    def note(t: Tensor) -> Tensor:
+        kept.append(t.numel() * t.element_size())
+        return t
+
+    z = torch.linspace(-300, 300, 5000).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        WrapAccumulator(8)(z)
+    assert kept == [5000]
 
 
 def test_a_second_derivative_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +167,7 @@ def test_a_second_derivative_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -
         return torch.autograd.grad(first.sum(), x)[0]
 
     ours = twice()
-    monkeypatch.setattr(fused, "wrap", lambda *_: None)
+    monkeypatch.setattr(fused, "wrap", lambda *_, **__: None)
     assert ours.abs().sum() > 0
     torch.testing.assert_close(ours, twice())
 
@@ -159,10 +181,14 @@ def test_wrong_arguments_are_refused_and_nothing_is_written(wrong: dict[str, flo
     how = {"n": 4, "bits": 8, "k": 2.0} | wrong
     at, to = z.data_ptr(), out.data_ptr()
     shape = how["n"], how["bits"], how["k"]
-    assert LIBRARY.pb_wrap(at, *shape, to, byref(over), 1) == BAD_ARGUMENT
-    assert LIBRARY.pb_wrap_pull(at, at, *shape, to, 1) == BAD_ARGUMENT
-    assert LIBRARY.pb_wrap(None, 4, 8, 2.0, to, byref(over), 1) == BAD_ARGUMENT
-    assert LIBRARY.pb_wrap(at, 4, 8, 2.0, to, None, 1) == BAD_ARGUMENT
-    assert LIBRARY.pb_wrap_pull(at, None, 4, 8, 2.0, to, 1) == BAD_ARGUMENT
+    assert LIBRARY.pb_wrap(at, *shape, to, None, byref(over), 1) == BAD_ARGUMENT
+    if "bits" not in wrong:
+        assert LIBRARY.pb_wrap_pull(at, at, how["n"], how["k"], to, 1) == BAD_ARGUMENT
+    for places in [(None, to, byref(over)), (at, None, byref(over)), (at, to, None)]:
+        start, out_place, count = places
+        assert LIBRARY.pb_wrap(start, 4, 8, 2.0, out_place, None, count, 1) == BAD_ARGUMENT
+    for places in [(None, at, to), (at, None, to), (at, at, None)]:
+        falls, g, out_place = places
+        assert LIBRARY.pb_wrap_pull(falls, g, 4, 2.0, out_place, 1) == BAD_ARGUMENT
     assert out.tolist() == [7.0] * 4
     assert over.value == 7

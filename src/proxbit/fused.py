@@ -49,12 +49,9 @@ _SIGNATURES: Signatures = {
     ),
     "pb_wrap": (
         c_int,
-        [c_void_p, c_int64, c_int32, c_double, c_void_p, POINTER(c_int64), c_int],
+        [c_void_p, c_int64, c_int32, c_double, c_void_p, c_void_p, POINTER(c_int64), c_int],
     ),
-    "pb_wrap_pull": (
-        c_int,
-        [c_void_p, c_void_p, c_int64, c_int32, c_double, c_void_p, c_int],
-    ),
+    "pb_wrap_pull": (c_int, [c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int]),
 }
 
 _LINE = 1
@@ -159,32 +156,37 @@ def pull(
     return out
 
 
-def wrap(z: Tensor, bits: int, k: float) -> tuple[Tensor, int] | None:
-    """What leaves a register that sums up to z, and how many sums did not fit; None: use torch."""
+def wrap(z: Tensor, bits: int, k: float, keep: bool) -> tuple[Tensor, Tensor | None, int] | None:
+    """What leaves a register that sums up to z; None where torch must serve.
+
+    Also where its slope is -k, if that is to be kept, and how many sums did not fit.
+    """
     lib = _library()
     if lib is None:
         return None
     if _channels_last(z):
-        found = wrap(_turned(z), bits, k)
-        return None if found is None else (_back(found[0]), found[1])
+        found = wrap(_turned(z), bits, k, keep)
+        return None if found is None else (_back(found[0]), _back(found[1]), found[2])
     if z.numel() < SMALLEST or not _plain(z):
         return None
     out, over, threads = torch.empty_like(z), c_int64(), torch.get_num_threads()
-    check(lib.pb_wrap(_at(z), z.numel(), bits, k, _at(out), byref(over), threads))
-    return out, over.value
+    falls = torch.empty_like(z, dtype=torch.bool) if keep else None
+    places = _at(out), _at(falls), byref(over)
+    check(lib.pb_wrap(_at(z), z.numel(), bits, k, *places, threads))
+    return out, falls, over.value
 
 
-def wrap_pull(z: Tensor, g: Tensor, bits: int, k: float) -> Tensor | None:
-    """The gradient of the sums z from that of what left the register; None: use torch."""
+def wrap_pull(falls: Tensor, g: Tensor, k: float) -> Tensor | None:
+    """The gradient g times -k where what left a register falls; None where torch must serve."""
     lib = _library()
     if lib is None:
         return None
-    if _channels_last(z):
-        return _back(wrap_pull(_turned(z), _turned(g), bits, k))
-    if g.shape != z.shape or not (_plain(z) and _plain(g := g.contiguous())):
+    if _channels_last(falls):
+        return _back(wrap_pull(_turned(falls), _turned(g), k))
+    if not falls.is_contiguous() or not _plain(g := g.contiguous()):
         return None
-    out, threads = torch.empty_like(z), torch.get_num_threads()
-    check(lib.pb_wrap_pull(_at(z), _at(g), z.numel(), bits, k, _at(out), threads))
+    out, threads = torch.empty_like(g), torch.get_num_threads()
+    check(lib.pb_wrap_pull(_at(falls), _at(g), g.numel(), k, _at(out), threads))
     return out
 
 

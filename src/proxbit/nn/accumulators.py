@@ -43,19 +43,15 @@ class _Cyclic(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        m, ctx.half, ctx.k = inputs
+        m, half, ctx.k = inputs
+        ctx.end = ctx.k / (ctx.k + 1) * half
         ctx.save_for_backward(m)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (m,) = ctx.saved_tensors
-        return grads[0] * _slope(m, ctx.half, ctx.k), None, None
-
-
-def _slope(m: Tensor, half: float, k: float) -> Tensor:
-    """1 inside, -k on the way back."""
-    inner = sign(k / (k + 1) * half - m.abs()).clamp_min(0)
-    return inner * (1 + k) - k
+        inner = sign(ctx.end - m.abs()).clamp_min(0)
+        return grads[0] * (inner * (1 + ctx.k) - ctx.k), None, None
 
 
 def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
@@ -70,26 +66,29 @@ def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
 
 
 class _Read(torch.autograd.Function):
-    """Let ``out``, which left a register in one pass, stand for the sums z."""
+    """Let ``out``, which left a register in one pass, stand for the sums z.
+
+    It keeps a byte for each: where the slope is -k.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, out: Tensor, bits: int, k: float) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.bits, ctx.k = bits, k
+    def forward(ctx: Any, z: Tensor, out: Tensor, falls: Tensor, k: float) -> Tensor:
+        ctx.save_for_backward(falls)
+        ctx.k = k
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (z,) = ctx.saved_tensors
-        return _pull(z, grads[0], ctx.bits, ctx.k), None, None, None
+        (falls,) = ctx.saved_tensors
+        return _pull(falls, grads[0], ctx.k), None, None, None
 
 
-def _pull(z: Tensor, g: Tensor, bits: int, k: float) -> Tensor:
+def _pull(falls: Tensor, g: Tensor, k: float) -> Tensor:
     if not torch.is_grad_enabled():  # a second derivative needs torch's own operators
-        once = fused.wrap_pull(z, g, bits, k)
+        once = fused.wrap_pull(falls, g, k)
         if once is not None:
             return once
-    return g * _slope(wrap(z.detach(), bits), float(2 ** (bits - 1)), k)
+    return torch.where(falls, g * -k, g)
 
 
 class WrapAccumulator(nn.Module):
@@ -113,11 +112,12 @@ class WrapAccumulator(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """c_k(wrap(z)); the gradient passes the wrap unchanged."""
-        held = fused.wrap(z, self.bits, self.k)
+        learns = z.requires_grad and torch.is_grad_enabled()
+        held = fused.wrap(z, self.bits, self.k, keep=learns)
         if held is not None:
-            out, over = held
+            out, falls, over = held
             self.overflow.fill_(over / z.numel())
-            return _Read.apply(z, out, self.bits, self.k)
+            return out if falls is None else _Read.apply(z, out, falls, self.k)
         n = turns(z, self.bits)
         with torch.no_grad():
             self.overflow.copy_(n.count_nonzero() / max(n.numel(), 1))
