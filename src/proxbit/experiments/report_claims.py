@@ -123,7 +123,7 @@ def _evidence(a: Outcome, b: Outcome) -> Evidence:
     assert first is not None and second is not None  # only finished cells are paired
     axis = next(name for name in ("block", "protocols", "method") if a.at(name) != b.at(name))
     places = [value for name, value in a.axes if name != axis]
-    where = ", ".join([a.grid, *places])
+    where = f"{', '.join([a.grid, *places])}; here {a.here}"  # the stand-in is what was compared
     comparison = compare(first, second)
     names = a.at(axis), b.at(axis)
     return Evidence(where, names, (first.mean, second.mean), comparison, comparison.p)
