@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import proxbit as pb
 from proxbit.theory import check, recover
-from proxbit.theory.axis import lay_out
+from proxbit.theory.layout import lay_out
 
 # The "in PC++?" column of the method table, by hand.
 IN_THE_FAMILY = {
@@ -43,7 +43,8 @@ def test_the_table_names_every_method():
 @pytest.mark.parametrize("settings", ["default", "paper"])
 @pytest.mark.parametrize("key", IN_THE_FAMILY)
 def test_the_verdict_of_every_method_is_the_paper_s(key, settings):
-    verdict = check(pb.find_method(key, settings))
+    # A default may go on with signs, which is another pair: see test_theory_certainty.
+    verdict = check(replace(pb.find_method(key, settings), sharp=0.0))
     assert verdict.admitted is IN_THE_FAMILY[key], str(verdict)
     assert bool(verdict.reasons) is not verdict.admitted
     assert str(verdict).startswith("admitted" if verdict.admitted else "refused")
@@ -297,7 +298,7 @@ def test_the_edge_of_a_smooth_backward_is_found_to_three_digits():
     assert high == -low == pytest.approx(10 * math.sqrt(2), rel=1e-3)
 
 
-@pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf, (30.0, 1.0), (1.0, math.nan)])
+@pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf, (1.0, math.nan)])
 @pytest.mark.parametrize("key", ["bnn", "pq", "ptb"])
 def test_a_strength_that_is_none_is_a_mistake(key, strength):
     with pytest.raises(ValueError, match="strength"):

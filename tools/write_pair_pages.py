@@ -20,7 +20,8 @@ from write_docs import ROOT
 
 import proxbit as pb
 from proxbit.methods import METHODS, PC, Method
-from proxbit.theory import Verdict, check, draw, gallery, recover, repair
+from proxbit.text import percent
+from proxbit.theory import Phase, Verdict, check, draw, gallery, recover, repair
 from proxbit.theory.formulas import formula
 
 PAGES = ROOT / "docs" / "pairs"
@@ -57,13 +58,25 @@ def where(formulas: str) -> str:
 
 
 def range_of(page: Page) -> str:
-    """The verdict over the strengths that the page's method goes through."""
-    for method in (METHODS[key] for key in page.methods):
+    """The verdict over the run of the page's method: its strengths, and its signs if it has any."""
+    for key in page.methods:
+        method = METHODS[key]
         low, high = float(method.schedule(0.0)), float(method.schedule(1.0))
-        if low < high and method.rule == PC:
-            word = "admitted" if check(page.pair, (low, high)).admitted else "refused"
-            return f"From strength {low:g} to {high:g}, the range of `{page.methods[0]}`: {word}."
+        if method.rule == PC and (low < high or method.sharp):
+            verdict = check(method)
+            run = f"From strength {low:g} to {high:g}, the run of `{key}`"
+            if len(verdict.phases) == 1:
+                return f"{run}: {verdict.answer}."
+            words = "; ".join(
+                f"{_share(phase)}, {phase.verdict.answer}" for phase in verdict.phases
+            )
+            return f"{run} by default, it is {verdict.answer}: {words}."
     return ""
+
+
+def _share(phase: Phase) -> str:
+    answer = phase.verdict.answer if phase.verdict else ""
+    return f"{percent(phase.share)} of the steps train {phase.what}, {answer}"
 
 
 def recovered(page: Page) -> str:
@@ -143,7 +156,7 @@ def index() -> str:
 
 def _row(page: Page) -> str:
     f, b = (text.replace("|", "\\|") for text in formulas(page))
-    word = "admitted" if verdict_of(page).admitted else "refused"
+    word = verdict_of(page).answer
     return f"| [{page.pair.name}]({page.file}.md) | {f} | {b} | {word} | {page.source} |"
 
 

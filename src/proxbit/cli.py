@@ -12,8 +12,9 @@ from proxbit._version import __version__
 from proxbit.cli_errors import fail
 from proxbit.methods import METHODS, Method, find_method
 from proxbit.text import numbers, table
+from proxbit.theory import Verdict, formulas, pictures, repair
 from proxbit.theory import check as check_pair
-from proxbit.theory import formulas, pictures, repair
+from proxbit.theory.axis import REACH
 
 app = typer.Typer(
     help="One-bit neural networks: train them, pack them, run them, check their pairs.",
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-REFUSED = 3
+EXITS = {"admitted": 0, "admitted in part": 3, "refused": 3, "not resolved": 4}
 
 
 def _version(wanted: bool) -> None:
@@ -55,11 +56,18 @@ def check(
             help="Draw the pair into FILE.png or FILE.svg; of a range, at its middle strength.",
         ),
     ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(metavar="LOW:HIGH", help="The weights to look at; -1000:1000 by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Ask Corollary 1 whether a pair optimizes a real objective.
 
-    Exit status: 0 admitted, 3 refused, 2 a mistake in the call.
+    A method is judged phase by phase: what share of its steps trains which pair.
+
+    Exit status: 0 admitted, 3 refused (all or a part of the run), 4 not resolved, 2 a mistake in
+    the call.
 
     Examples: proxbit check bnn+; proxbit check my_pairs.py:soft_sign --strength 1:30 --json
     """
@@ -68,19 +76,26 @@ def check(
         at = None if strength is None else _range(strength)
         if plot is not None:
             pictures.check_place(plot)
-        verdict = check_pair(found, at)
+        verdict = check_pair(found, at, within=_reach(within))
         drawn = None if plot is None else _draw(found, at, verdict.strengths, plot)
     except (ValueError, TypeError, OSError) as error:
         fail(str(error))
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
     else:
-        typer.echo(f"{verdict.name}: {verdict}")
-        if not verdict.admitted:
+        typer.echo(_told(verdict))
+        if verdict.answer == "refused":
             _suggest(found, verdict.strengths)
         if drawn is not None:
             typer.echo(f"drawn at strength {drawn:.3g}: {plot}")
-    raise typer.Exit(0 if verdict.admitted else REFUSED)
+    raise typer.Exit(EXITS[verdict.answer])
+
+
+def _told(verdict: Verdict) -> str:
+    """The verdict in a line, or in one for each phase."""
+    if len(verdict.phases) < 2:
+        return f"{verdict.name}: {verdict}"
+    return "\n  ".join([f"{verdict.name}: {verdict.answer}", *map(str, verdict.phases)])
 
 
 def _draw(
@@ -138,9 +153,18 @@ def _about(key: str, method: Method) -> dict[str, Any]:
         "unit": method.unit,
         "scale": str(method.scale),
         "rule": formulas.RULES[method.rule],
-        "verdict": "admitted" if verdict.admitted else "refused",
+        "verdict": verdict.answer,
+        "phases": [phase.to_dict() for phase in verdict.phases],
         "reasons": list(verdict.reasons),
     }
+
+
+def _reach(text: str | None) -> tuple[float, float]:
+    """'-10:10'."""
+    match (-REACH, REACH) if text is None else numbers(text):
+        case [low, high]:
+            return low, high
+    raise ValueError(f"a range of weights is LOW:HIGH, such as -10:10, not {text!r}")
 
 
 def _range(text: str) -> float | tuple[float, float]:

@@ -99,6 +99,44 @@ def _knots_of_prox_connect(strength: float) -> tuple[float, ...]:
     return (-room, 0.0, room) if room else (0.0,)
 
 
+def swish_of_prox(start: float = 0.5, end: float = 0.5) -> Pair:
+    """BNN++ behind ProxConnect's prox: F = T o L and B = T' o L, with rho the strength.
+
+    T is the sign-Swish divided by its value at 1, so that F is exactly +-1 where L is: from rho = 1
+    on F is the sign and B a constant. T's own strength goes from ``start`` to ``end`` as rho goes
+    to 1; it stays below 2.3994, where B would be negative at +-1.
+    """
+    if not (0 < start < 2 * maps.SWISH_PEAK and 0 < end < 2 * maps.SWISH_PEAK):
+        raise ValueError(
+            f"start and end are strengths of a sign-Swish that rises up to 1: "
+            f"between 0 and 2.3994, not {start:g} and {end:g}"
+        )
+    inner = partial(prox.linear_quantizer, varrho=0.0)
+    return replace(
+        from_transform(
+            partial(_unit_swish, start, end), partial(_unit_swish_slope, start, end), inner, "BNN++"
+        ),
+        knots=_knots_of_prox_connect,
+        limit=maps.sign,
+    )
+
+
+def _unit_swish(start: float, end: float, z: Tensor, s: Strength) -> Tensor:
+    """The sign-Swish divided by its value at 1; exactly +-1 there."""
+    mu = _between(start, end, z, s)
+    return torch.where(z.abs() == 1, z, maps.sign_swish(z, mu) / maps.sign_swish(mu / mu, mu))
+
+
+def _unit_swish_slope(start: float, end: float, z: Tensor, s: Strength) -> Tensor:
+    mu = _between(start, end, z, s)
+    return maps.sign_swish_slope(z, mu) / maps.sign_swish(mu / mu, mu)
+
+
+def _between(start: float, end: float, z: Tensor, s: Strength) -> Tensor:
+    rho = torch.as_tensor(s, dtype=z.dtype, device=z.device).clamp(max=1)
+    return start + (end - start) * rho
+
+
 # Ways to build a pair that the theory admits -----------------------------------------------------
 
 
@@ -145,11 +183,25 @@ def scaled(pair: Pair, by: float) -> Pair:
     )
 
 
+def sharpened(pair: Pair) -> Pair:
+    """The sign of F with the same B: what trains while the network sees signs."""
+    if pair.hard:
+        return pair
+    return Pair(
+        partial(_sign_of, pair.forward), pair.backward, f"signs of {pair.name}", pair.knots,
+        limit=maps.sign, hard=True,
+    )  # fmt: skip
+
+
 # Named functions, not lambdas: a model that holds a built pair must survive pickle.
 
 
 def _compose(outer: Map, inner: Map, w: Tensor, s: Strength) -> Tensor:
     return outer(inner(w, s), s)
+
+
+def _sign_of(f: Map, w: Tensor, s: Strength) -> Tensor:
+    return maps.sign(f(w, s))
 
 
 def _derivative(forward: Map, w: Tensor, s: Strength) -> Tensor:

@@ -16,7 +16,7 @@ class Candidate:
 
     Attributes:
         method: Its name, or FILE.py:NAME; what ``--method`` of ``proxbit train`` takes.
-        admitted: Whether Corollary 1 admits it.
+        admitted: Whether Corollary 1 admits every step of its run.
         verdict: The same in words, with the reasons.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,12 @@ def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None
 
 
 def verdict_of(config: Config) -> str:
-    """What the theory says of a run's method at its strengths."""
-    method = find_method(config.method, config.settings)
+    """What the theory says of a run's method at its strengths, phase by phase."""
+    method = find_method(
+        config.method, config.settings, schedule=parse_strength(config.strength),
+        sharp=None if config.sharp is None else config.sharp / (1 - config.frozen),
+        sharp_strength=config.sharp_strength,
+    )  # fmt: skip
     if not method.binary:
         return "float: there is no pair to judge"
-    return str(check(replace(method, schedule=parse_strength(config.strength) or method.schedule)))
+    return str(check(method, frozen=config.frozen))

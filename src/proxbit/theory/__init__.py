@@ -6,9 +6,10 @@ from proxbit.theory.galleries import gallery
 from proxbit.theory.pictures import draw
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.repairs import Repair, repair
-from proxbit.theory.verdict import Verdict, check
+from proxbit.theory.verdict import Phase, Verdict, check
 
 __all__ = [
+    "Phase",
     "Record",
     "Recovered",
     "Refused",

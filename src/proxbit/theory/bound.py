@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxbit.theory.axis import Array
+from proxbit.theory.curves import Array
 
 ROUNDINGS = 8  # that the sums and the gradient may cost; a step costs one of the latent weight
 DOUBLE = float(np.finfo(np.float64).eps)

@@ -12,7 +12,7 @@ from proxbit.methods import PC, PQ, PTB, RPC, Method, Rule
 from proxbit.text import percent
 
 LETTERS = "s is the strength, k = max(1/s, 1), a a learned shift per output channel"
-SIGNS = "signs: the network sees the sign of F in those steps; the verdict is about the others"
+SIGNS = "signs: in those steps the network sees the sign of F, so what trains is (sign of F, B)"
 RULES: dict[Rule, str] = {PC: "PC", PQ: "PQ", RPC: "rPC", PTB: "PTB"}
 
 

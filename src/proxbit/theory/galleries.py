@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from proxbit import pairs
 from proxbit.pairs import Pair
-from proxbit.theory.axis import lay_out
+from proxbit.theory.layout import lay_out
 from proxbit.theory.pictures import (
     BACKWARD,
     FORWARD,
@@ -83,20 +83,20 @@ def gallery(path: str | Path, shown: Sequence[Shown] = CATALOGUE, columns: int =
     check_place(path)
     if not shown or columns < 1:
         raise ValueError("a gallery needs at least one pair and one column")
-    admitted = [check(one.pair, one.strength).admitted for one in shown]
-    write(path, lambda: _of_many(shown, admitted, columns))
+    verdicts = [check(one.pair, one.strength).answer for one in shown]
+    write(path, lambda: _of_many(shown, verdicts, columns))
 
 
-def _of_many(shown: Sequence[Shown], admitted: Sequence[bool], columns: int) -> Figure:
+def _of_many(shown: Sequence[Shown], verdicts: Sequence[str], columns: int) -> Figure:
     columns = min(columns, len(shown))
     blocks = -(-len(shown) // columns)
     figure = blank(0.3 + 1.3 * columns, 2.35 * blocks)
-    for i, (one, yes) in enumerate(zip(shown, admitted, strict=True)):
+    for i, (one, verdict) in enumerate(zip(shown, verdicts, strict=True)):
         x = 0.5 + 1.3 * (i % columns)
         y = 2.35 * (blocks - 1 - i // columns)
         forward = place(figure, x, y + 1.27, 1.02, 0.83)
         backward = place(figure, x, y + 0.33, 1.02, 0.83)
-        _one_of_many(forward, backward, one, "admitted" if yes else "refused")
+        _one_of_many(forward, backward, one, verdict)
         if i % columns == 0:
             for panel, name, color in ((forward, "F", FORWARD), (backward, "B", BACKWARD)):
                 panel.set_ylabel(name, color=color, fontweight="bold", fontsize=9, rotation=0)
@@ -114,5 +114,5 @@ def _one_of_many(forward: Axes, backward: Axes, one: Shown, verdict: str) -> Non
     forward.tick_params(labelbottom=False)
     forward.set_xlabel("")
     backward.set_title("", loc="left")
-    backward.set_xlabel(verdict, fontweight="bold" if verdict == "refused" else "normal")
+    backward.set_xlabel(verdict, fontweight="normal" if verdict == "admitted" else "bold")
     room(backward)

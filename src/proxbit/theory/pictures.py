@@ -12,14 +12,19 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from proxbit.pairs import Pair
-from proxbit.theory.axis import Array, Axis, Curve, curve_of, lay_out
+from proxbit.theory.axis import Axis
+from proxbit.theory.curves import Array, Curve
+from proxbit.theory.layout import lay_out
+from proxbit.theory.places import Segment
 from proxbit.theory.recovery import Recovered, Refused, recover
-from proxbit.theory.verdict import Segment, Verdict, check
+from proxbit.theory.verdict import Verdict, check
+
+Drawable: TypeAlias = Callable[[Array], Array]
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -208,12 +213,12 @@ def forward_and_backward(
     span = span or _span(axis)
     pieces = _pieces(span, _breaks(axis))
     _panel(panels[0], span, "F(w), forward", "w")
-    _plot(panels[0], curve_of(pair.forward, strength, "forward"), pieces, FORWARD)
+    _plot(panels[0], Curve(pair.forward, strength, "forward"), pieces, FORWARD)
     _panel(panels[1], span, "B(w), backward", "w")
-    _plot(panels[1], curve_of(pair.backward, strength, "backward"), pieces, BACKWARD)
+    _plot(panels[1], Curve(pair.backward, strength, "backward"), pieces, BACKWARD)
 
 
-def _of_z(panel: Axes, found: Recovered, curve: Curve, pieces: list[Piece], title: str) -> None:
+def _of_z(panel: Axes, found: Recovered, curve: Drawable, pieces: list[Piece], title: str) -> None:
     """A function of z = P(w), on the hull of P's range; r is infinite in the grey."""
     low, high = pieces[0][0], pieces[-1][1]
     span = max(-low, high, SPAN)
@@ -288,7 +293,7 @@ def _pieces(
     return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), decided, strict=True))
 
 
-def _plot(panel: Axes, curve: Curve, pieces: list[Piece], color: str) -> None:
+def _plot(panel: Axes, curve: Drawable, pieces: list[Piece], color: str) -> None:
     for a, b, decided in pieces:
         edge = 1e-7 * max(1.0, b - a)
         x = np.linspace(a + edge, b - edge, max(3, int(POINTS * (b - a) / 4)))
@@ -302,7 +307,7 @@ def _plot(panel: Axes, curve: Curve, pieces: list[Piece], color: str) -> None:
         _ends(panel, curve, inner, color)
 
 
-def _ends(panel: Axes, curve: Curve, x: Array, color: str) -> None:
+def _ends(panel: Axes, curve: Drawable, x: Array, color: str) -> None:
     """At every break a dot for the value taken and a ring for a value only approached."""
     at, before, after = (_round(curve(x + step)) for step in (0.0, -1e-7, 1e-7))
     broken = np.abs(after - before) > 1e-3

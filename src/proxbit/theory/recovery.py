@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxbit.pairs import Pair
-from proxbit.theory.axis import Array, Axis, curve_of, lay_out
-from proxbit.theory.verdict import Segment, check, free_segments, runs
+from proxbit.theory.axis import Axis, gap_of, runs
+from proxbit.theory.curves import Array, Curve
+from proxbit.theory.layout import lay_out
+from proxbit.theory.places import Segment, free_segments
+from proxbit.theory.verdict import check
 
 
 class Refused(ValueError):
@@ -116,27 +119,31 @@ class Recovered:
         return _piecewise(z, left[moving], right[moving], a.left[moving], a.right[moving])
 
     def transform(self, z: ArrayLike) -> Array:
-        """T(z), with F = T o P; a straight line across the gaps of P."""
+        """T(z), with F = T o P; across a gap of P a cubic that arrives with the slopes of B."""
         left, right = self._p
-        moving = right > left
-        f = curve_of(self.pair.forward, self.strength, "forward")
+        f = Curve(self.pair.forward, self.strength, "forward")
         z = np.asarray(z, dtype=np.float64)
         inside = np.clip(z, left[0], right[-1])
-        a = self.axis
-        line = _piecewise(
-            inside, left[moving], right[moving], a.start[moving], (a.start + a.rise)[moving]
-        )
-        exact = f(self.inverse(inside).ravel()).reshape(z.shape)
-        in_gap = np.zeros(z.shape, dtype=bool)
-        for low, high in self.gaps:
-            in_gap |= (inside >= low) & (inside <= high)
-        return np.where(in_gap, line, exact)
+        value = f(self.inverse(inside).ravel()).reshape(z.shape)
+        for i in np.flatnonzero(self.axis.jump & (right - left > 1e-6)):
+            t = (inside - left[i]) / (right[i] - left[i])
+            across = self._cubic(int(i), right[i] - left[i], np.clip(t, 0, 1))
+            value = np.where((t >= 0) & (t <= 1), across, value)
+        return value
+
+    def _cubic(self, i: int, gap: float, t: Array) -> Array:
+        """From F before a jump to F behind it, with B's slopes at both ends; t runs from 0 to 1."""
+        a, place = self.axis, self.axis.left[i : i + 1]
+        before, behind = (gap * a.backward(place + side * gap_of(place)) for side in (-1, 1))
+        start, end = a.start[i], a.start[i] + a.rise[i]
+        rise = start + t * t * (3 - 2 * t) * (end - start)
+        return rise + t * (1 - t) * (before * (1 - t) - behind * t)
 
     def regularizer(self, z: ArrayLike, gaps: str = "lowest") -> Array:
         """r(z) with r = 0 where P sends 0, infinite outside of the domain.
 
         In a gap of P any r above a parabola gives the same P. ``gaps="lowest"`` takes the parabola
-        itself, -z^2 / (2 mu) for BNN; ``gaps="infinite"`` the indicator, as for BC.
+        itself, (1 - z^2) / (2 mu) for BNN; ``gaps="infinite"`` the indicator, as for BC.
         """
         z = np.asarray(z, dtype=np.float64)
         low, high = self.domain
@@ -181,8 +188,8 @@ class Recovered:
         a = self.axis
         solid = ~a.jump & (a.width > 1e-6)
         middle = (a.left + a.right)[solid] / 2
-        f = curve_of(self.pair.forward, self.strength, "forward")
-        b = curve_of(self.pair.backward, self.strength, "backward")
+        f = Curve(self.pair.forward, self.strength, "forward")
+        b = Curve(self.pair.backward, self.strength, "backward")
         z = self.prox(middle)
         forward = np.abs(self.transform(z) - f(middle)).max()
         left, right = self._p
@@ -206,14 +213,20 @@ def recover(pair: Pair, strength: float = 1.0, smoothing: float = 1.0) -> Recove
 
 def _steps(axis: Axis, smoothing: float) -> Array:
     """By how much P rises over every cell."""
-    solid = ~axis.still & ~axis.free & ~axis.leaps
+    solid = _measurable(axis) & ~axis.leaps
     steps = np.where(solid, axis.rise / np.where(solid, axis.slope, 1.0), axis.leap.clip(min=0.0))
-    for first, last in runs((axis.free | axis.unresolved) & ~axis.jump):
+    unmeasured = runs(~axis.flat & ~_measurable(axis) & ~axis.jump)
+    for first, last in sorted(unmeasured, key=lambda run: abs(axis.middle[run[0]])):
         cells = slice(first, last + 1)
         steps[cells] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[
             cells
         ]
     return steps
+
+
+def _measurable(axis: Axis) -> Any:
+    """Where F moves by so many roundings that the slope of P can be told; at a jump, if it does."""
+    return np.where(axis.jump, axis.rise != 0, axis.size > 1e3 * axis.noise)
 
 
 def _slope_beside(axis: Axis, steps: Array, first: int, last: int) -> float:

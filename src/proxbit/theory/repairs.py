@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch import Tensor
 from proxbit import maps, prox
 from proxbit.maps import Strength
 from proxbit.pairs import Map, Pair, from_derivative, from_transform, monotone_bnn_plus_plus
-from proxbit.theory.axis import SMALL, lay_out
+from proxbit.theory.judging import judge
+from proxbit.theory.layout import lay_out
 from proxbit.theory.verdict import Verdict, check
 
 # Primitives in closed form; any other map is integrated by quadrature.
@@ -58,6 +59,7 @@ def repair(pair: Pair, strength: float = 1.0, proximal: Map | None = None) -> li
     name, integral = primitive(pair.backward)
     name = name or f"{pair.name} integrated"
     candidates = [
+        *_with_gaps(pair, strength),
         (Pair(integral, pair.backward, name), "B kept, and integrated into F"),
         *_differentiated(pair, strength),
         *_monotone(pair, strength),
@@ -88,6 +90,21 @@ def primitive(slope: Map) -> tuple[str, Map]:
     return known if known else ("", partial(_quadrature, slope))
 
 
+def _with_gaps(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
+    """F and B kept, if only the letter of the corollary refuses them: P jumps where it must."""
+    found = judge(lay_out(pair, strength))
+    if found.breaches or not found.gaps:
+        return []
+    places = ", ".join(f"{place:.3g}" for place in found.gaps)
+    new = replace(pair, proximal=partial(_stairs, tuple(found.gaps)), name=f"{pair.name} with P")
+    return [(new, f"F and B kept, and P said to jump at w = {places}, where T is free in the gap")]
+
+
+def _stairs(places: tuple[float, ...], w: Tensor, s: Strength) -> Tensor:
+    """Up by one at each place: enough to say where P jumps."""
+    return torch.stack([(w >= place).to(w.dtype) for place in places]).sum(0)
+
+
 def _differentiated(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
     """F kept, if it has no jump: Corollary 2."""
     knots = pair.knots(strength) if pair.knots else ()
@@ -100,7 +117,7 @@ def _differentiated(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
 def _monotone(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
     """Where B is negative F must fall; without that part it never does."""
     axis = lay_out(pair, strength)
-    if axis.low.min() >= -SMALL * axis.largest:
+    if axis.low.min() >= -1e-12 * axis.most.max():
         return []
     if pair.backward is maps.sign_swish_slope:
         return [(monotone_bnn_plus_plus, "stopped where B would turn negative: F never falls")]

@@ -1,104 +1,226 @@
-"""Corollary 1 as a test: does a pair (F, B) come from a proximal map P and a transform T?
-
-With dP = dF / B, the pair is admitted if and only if P never falls and both F and B are functions
-of P: constant wherever P stands still. Where B = 0 and F does not move, P is free.
-"""
+"""What the theory says of a pair, and of a method phase by phase."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from proxbit.methods import PC, Method
-from proxbit.pairs import Pair
-from proxbit.theory.axis import REACH, Axis, lay_out
+from proxbit.pairs import Pair, sharpened
+from proxbit.schedules import Schedule
+from proxbit.text import percent
+from proxbit.theory.axis import REACH
+from proxbit.theory.judging import VARIES, judge
+from proxbit.theory.layout import lay_out
+from proxbit.theory.places import Segment, describe, free_segments
 
-Segment = tuple[float, float]
+Answer = Literal["admitted", "refused", "not resolved", "admitted in part"]
 
-VARIES = 1e-6  # a change of B that counts, relative to the largest |B|
+STRENGTHS = 5  # that stand for a range, or for a schedule
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the theory says of a pair.
+    """What the theory says of a pair, or of a method over its run.
 
     Attributes:
         name: The pair's or method's name.
-        admitted: Whether Corollary 1 admits it at every strength looked at.
+        answer: "admitted" by Corollary 1 at every strength looked at; "refused", with reasons;
+            "not resolved", with doubts; of a method also "admitted in part", see ``phases``.
         strengths: The strengths looked at.
-        reasons: Why it is refused, in words and with the place; empty if admitted.
+        reasons: Why it is refused, in words and with the place.
+        doubts: What could not be decided, where, and what would decide it.
+        otherwise: How the pair decomposes all the same, where only the letter of the corollary
+            refuses it; empty where it does not.
         free: Segments where B = 0 and F stands still, so that P is free (at the last strength).
-        tolerance: The change of B that counted, relative to the largest |B|.
+        phases: Of a method: which share of the run trains which pair, and the verdict of each.
+        tolerance: The change of B that counted, relative to the largest |B| of its stretch.
     """
 
     name: str
-    admitted: bool
-    strengths: tuple[float, ...]
+    answer: Answer
+    strengths: tuple[float, ...] = ()
     reasons: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    otherwise: str = ""
     free: tuple[Segment, ...] = ()
+    phases: tuple[Phase, ...] = ()
     tolerance: float = VARIES
+
+    @property
+    def admitted(self) -> bool:
+        """Whether every step is admitted."""
+        return self.answer == "admitted"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON: an infinite end of a segment is None."""
-        data = asdict(self)
+        data = asdict(self) | {"admitted": self.admitted}
         data["free"] = [[None if np.isinf(x) else x for x in ends] for ends in self.free]
+        data["phases"] = [phase.to_dict() for phase in self.phases]
         return data
 
     def __str__(self) -> str:
         """The verdict with its reasons."""
-        if not self.admitted:
-            return f"refused: {'; '.join(self.reasons)}"
-        text = "admitted: P never falls, and F and B are functions of P"
-        return text + (f" (free: {describe(self.free)})" if self.free else "")
+        if len(self.phases) > 1:
+            return "; ".join(str(phase) for phase in self.phases)
+        if self.answer == "admitted":
+            text = "admitted: P never falls, and F and B are functions of P"
+            return text + (f" (free: {describe(self.free)})" if self.free else "")
+        text = f"{self.answer}: {'; '.join(self.reasons or self.doubts)}"
+        return f"{text}; {self.otherwise}" if self.otherwise else text
 
 
-def check(pair: Pair | Method, strength: float | tuple[float, float] | None = None) -> Verdict:
-    """Test a pair at one strength, or at five from the low to the high end of a range.
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run in which one pair is trained.
 
-    A method is tested over the range of its schedule, and its update rule counts too: PQ, rPC and
-    PTB are not of the family whatever their pair. Raises ValueError on what is not a pair at all.
+    Attributes:
+        share: Its share of the steps.
+        what: What is trained: the pair's name, its signs, or nothing.
+        verdict: The verdict of that pair at its strengths; None where no binary weight is trained.
+    """
+
+    share: float
+    what: str
+    verdict: Verdict | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        verdict = None if self.verdict is None else self.verdict.to_dict()
+        return {"share": self.share, "what": self.what, "verdict": verdict}
+
+    def __str__(self) -> str:
+        """Share, pair and verdict in one clause."""
+        if self.verdict is None:
+            return f"the last {percent(self.share)} train no binary weight"
+        return f"{percent(self.share)} of the steps, {self.what}: {self.verdict}"
+
+
+def check(
+    pair: Pair | Method,
+    strength: float | tuple[float, float] | None = None,
+    *,
+    within: tuple[float, float] = (-REACH, REACH),
+    frozen: float = 0.0,
+) -> Verdict:
+    """Ask Corollary 1 about a pair at one strength, or at five of a range.
+
+    A method is judged along its schedule and phase by phase: where it shows signs to the network
+    (``Method.sharp``), what trains is the pair (sign of F, B). Its update rule counts too: PQ, rPC
+    and PTB are not of the family whatever their pair. Raises ValueError on what is not a pair.
+
+    Args:
+        pair: A pair, or a method.
+        strength: Where to look; 1, or a method's own schedule, if None.
+        within: The weights to look at.
+        frozen: Of a method's run: the last share of the steps, in which its signs do not change.
+
+    >>> from proxbit.methods import METHODS
+    >>> print(check(METHODS["bc"]).answer, check(METHODS["bnn+"]).answer)
+    admitted refused
     """
     if not isinstance(pair, Pair | Method):
         raise TypeError(f"check takes a Pair or a Method, not {type(pair).__name__}")
-    name, given = pair.name, pair
-    if strength is not None:
-        _strengths(strength)
-    if isinstance(given, Method):
-        if given.rule != PC:
-            return Verdict(name, False, (), (_why_not_of_the_family(given),))
-        strength = (
-            strength
-            if strength is not None
-            else (float(given.schedule(0.0)), float(given.schedule(1.0)))
-        )
-        given = given.pair
-    strengths = _strengths(1.0 if strength is None else strength)
-    reasons: list[str] = []
+    given = None if strength is None else _strengths(strength)
+    if isinstance(pair, Pair):
+        return _of_pair(pair, pair.name, given or (1.0,), within)
+    if pair.rule != PC:
+        return Verdict(pair.name, "refused", reasons=(_why_not_of_the_family(pair),))
+    if not 0 <= frozen < 1:
+        raise ValueError(f"frozen is a share of the steps, from 0 to less than 1, not {frozen}")
+    return _of_method(pair, given, within, frozen)
+
+
+def _of_pair(
+    pair: Pair, name: str, strengths: tuple[float, ...], within: tuple[float, float]
+) -> Verdict:
+    reasons: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    otherwise = ""
     for value in strengths:
-        axis = lay_out(given, value)
-        found = _reasons(axis)
-        if found and len(strengths) > 1:
-            found = [f"at strength {value:g}: {found[0]}", *found[1:]]
-        if found and not reasons:
-            reasons = found
-    return Verdict(name, not reasons, strengths, tuple(reasons), free_segments(axis))
+        axis = lay_out(pair, value, within)
+        found = judge(axis)
+        at = f"at strength {value:g}: " if len(strengths) > 1 else ""
+        if found.breaches and (not reasons or otherwise):
+            reasons, otherwise = _told(at, found.breaches), ""
+        elif found.letters and not reasons:
+            reasons, otherwise = _told(f"by the letter of Corollary 1, {at}", found.letters), _GAP
+        doubts = doubts or _told(at, found.doubts)
+    answer: Answer = "refused" if reasons else "not resolved" if doubts else "admitted"
+    return Verdict(name, answer, strengths, reasons, doubts, otherwise, free_segments(axis))
+
+
+_GAP = (
+    "yet F = T o P and B = T' o P hold for a P that jumps there, since T is free in its gap: "
+    "see repair"
+)
+
+
+def _told(where: str, texts: Iterable[str]) -> tuple[str, ...]:
+    first, *others = [*texts, ""]
+    return (f"{where}{first}", *others[:-1]) if first else ()
+
+
+def _of_method(
+    method: Method,
+    given: tuple[float, ...] | None,
+    within: tuple[float, float],
+    frozen: float,
+) -> Verdict:
+    """The phases of a run, each with its pair and its strengths."""
+    along = given or _along(method.schedule)
+    soft = _of_pair(method.pair, method.name, along, within)
+    frozen, sharp = (frozen, method.sharp) if method.binary else (0.0, 0.0)
+    signs = sharp * (1 - frozen)
+    phases = [Phase(1 - frozen - signs, method.pair.name, soft)] if sharp < 1 else []
+    if signs:
+        last = given or (float(method.schedule(1.0)),)
+        last = last if method.sharp_strength is None else (method.sharp_strength,)
+        pair = sharpened(method.pair)
+        phases.append(Phase(signs, pair.name, _of_pair(pair, pair.name, last, within)))
+    frozen_part = [Phase(frozen, "nothing", None)] if frozen else []
+    return _summed(method.name, tuple(phases), tuple(frozen_part))
+
+
+def _summed(name: str, phases: tuple[Phase, ...], frozen: tuple[Phase, ...]) -> Verdict:
+    """One verdict of several phases: all of them must be admitted."""
+    verdicts = [phase.verdict for phase in phases if phase.verdict is not None]
+    answers = {verdict.answer for verdict in verdicts}
+    answer: Answer = "refused" if "refused" in answers else "not resolved"
+    if len(answers) == 1:
+        answer = verdicts[0].answer
+    elif "admitted" in answers:
+        answer = "admitted in part"
+    strengths = tuple(s for verdict in verdicts for s in verdict.strengths)
+    return Verdict(
+        name, answer, tuple(dict.fromkeys(strengths)),
+        tuple(r for verdict in verdicts for r in verdict.reasons),
+        tuple(d for verdict in verdicts for d in verdict.doubts),
+        next((v.otherwise for v in verdicts if v.otherwise), ""), verdicts[-1].free,
+        phases + frozen,
+    )  # fmt: skip
 
 
 def _strengths(strength: float | tuple[float, float]) -> tuple[float, ...]:
-    low, high = strength if isinstance(strength, tuple) else (strength, strength)
-    if not (np.isfinite(low) and np.isfinite(high) and low >= 0):
-        raise ValueError(f"a strength is a finite number >= 0, not {low:g}:{high:g}")
-    if low > high:
+    ends = strength if isinstance(strength, tuple) else (strength, strength)
+    low, high = min(ends), max(ends)
+    if not (np.isfinite(ends).all() and low >= 0):
         raise ValueError(
-            f"the strength range {low:g}:{high:g} is upside down: write {high:g}:{low:g}"
+            f"a strength is a finite number >= 0, not {':'.join(f'{x:g}' for x in ends)}"
         )
     if low == high:
         return (float(low),)
-    if low == 0:
-        return tuple(float(x) for x in np.linspace(low, high, 5))
-    return tuple(float(x) for x in np.geomspace(low, high, 5))
+    spread = np.linspace if low == 0 else np.geomspace
+    return tuple(float(x) for x in spread(low, high, STRENGTHS))
+
+
+def _along(schedule: Schedule) -> tuple[float, ...]:
+    """Strengths from the beginning to the end of a schedule, whichever way it runs."""
+    values = (float(schedule(progress)) for progress in np.linspace(0, 1, STRENGTHS))
+    return tuple(dict.fromkeys(values))
 
 
 def _why_not_of_the_family(method: Method) -> str:
@@ -110,104 +232,3 @@ def _why_not_of_the_family(method: Method) -> str:
         f"the step starts from the quantized weight, the gradient is taken at the {where} one: "
         f"a proximal-gradient step, not dual averaging"
     )
-
-
-def _reasons(axis: Axis) -> list[str]:
-    """Every way in which the pair breaks Corollary 1, the first place of each."""
-    checks = (_moves_where_dead(axis), _falls(axis), _varies_where_flat(axis))
-    return [reason for reason in checks if reason]
-
-
-def _moves_where_dead(axis: Axis) -> str:
-    bad = np.flatnonzero(axis.dead)
-    if not len(bad):
-        return ""
-    i = bad[np.abs(axis.rise[bad]).argmax()]
-    kind = "jumps" if axis.jump[i] else "moves"
-    return f"F {kind} at w = {axis.left[i]:.3g} while B is 0 there, so P would be infinite"
-
-
-def _falls(axis: Axis) -> str:
-    bad = np.flatnonzero((axis.rise * axis.slope < 0) & ~axis.still & ~axis.dead & ~axis.leaps)
-    if not len(bad):
-        return ""
-    stretches = runs(np.isin(np.arange(len(axis.left)), bad))
-    where = describe([(axis.left[a], axis.right[b]) for a, b in stretches][:2])
-    i = bad[0]
-    f, b = ("rises", "negative") if axis.rise[i] > 0 else ("falls", "positive")
-    return f"P falls on {where}: F {f} there while B is {b}"
-
-
-def _varies_where_flat(axis: Axis) -> str:
-    """P stands still where F does and B is not 0: then B must not change."""
-    for first, last in reversed(runs(axis.flat)):
-        low, high = axis.low[first : last + 1], axis.high[first : last + 1]
-        if axis.unresolved[first : last + 1].all():
-            continue
-        if float(high.max() - low.min()) > VARIES * axis.largest:
-            where = describe([(axis.left[first], _far_end(axis, last))])
-            ends = _from_to(axis, first, last)
-            return f"P is constant on {where} while B runs from {ends}, so B is not a function of P"
-    return ""
-
-
-def _far_end(axis: Axis, last: int) -> float:
-    """Where a run ends: never, if what follows is only the rest of B's tail."""
-    rest = slice(last + 1, None)
-    tail = bool(axis.free[rest].all()) and last + 1 < len(axis.left) and _is_tail(axis, last + 1)
-    return REACH if tail else float(axis.right[last])
-
-
-def _from_to(axis: Axis, first: int, last: int) -> str:
-    """The extreme values of B on a run, in the order in which they come."""
-    low, high = axis.low[first : last + 1], axis.high[first : last + 1]
-    ends = [(int(high.argmax()), float(high.max())), (int(low.argmin()), float(low.min()))]
-    tiny = VARIES * axis.largest
-    return " to ".join(f"{0.0 if abs(value) < tiny else value:.3g}" for _, value in sorted(ends))
-
-
-def free_segments(axis: Axis) -> tuple[Segment, ...]:
-    """Where B = 0 and F stands still, over more than a point; infinite at the ends of the axis.
-
-    The tail of a smooth B, which only rounding makes zero, is not among them.
-    """
-    ends = [
-        (axis.left[a], axis.right[b])
-        for a, b in runs(axis.free)
-        if axis.right[b] - axis.left[a] > 1e-6 and not _is_tail(axis, a if axis.left[a] >= 0 else b)
-    ]
-    return tuple(
-        (-np.inf if low <= -REACH else float(low), np.inf if high >= REACH else float(high))
-        for low, high in ends
-    )
-
-
-def _is_tail(axis: Axis, cell: int) -> bool:
-    """Whether a free cell still holds a trace of B."""
-    trace = max(abs(float(axis.low[cell])), abs(float(axis.high[cell])))
-    return trace > 1e-14 * axis.largest
-
-
-def runs(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> list[tuple[int, int]]:
-    """First and last index of every stretch of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
-    return [(int(a), int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def describe(segments: Any) -> str:
-    """Segments in words: 'w > 0', '|w| > 1', '0 < w < 1'."""
-    ends = [(float(a), float(b)) for a, b in segments]
-    if len(ends) == 2 and np.allclose(ends[0], (-ends[1][1], -ends[1][0]), rtol=1e-3):
-        return _one(ends[1]).replace("w", "|w|")
-    return " and ".join(_one(segment) for segment in ends)
-
-
-def _one(segment: Segment) -> str:
-    low, high = segment
-    if low <= -REACH and high >= REACH:
-        return "all w"
-    if high >= REACH:
-        return f"w > {low:.3g}"
-    if low <= -REACH:
-        return f"w < {high:.3g}"
-    return f"{low:.3g} < w < {high:.3g}"

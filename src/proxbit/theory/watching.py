@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.nn import BinaryWeight
-from proxbit.theory.axis import Array
 from proxbit.theory.bound import Point, Terms, terms
+from proxbit.theory.curves import Array
 from proxbit.theory.recovery import Recovered
 
 
