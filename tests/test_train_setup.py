@@ -1,6 +1,6 @@
 """From the words of a configuration to the network and the schedule that they mean."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +116,31 @@ def test_what_was_asked_for_stays_and_a_run_keeps_what_was_not(place):
     config = job(place, task="BWA", **asked).config
     assert {name: getattr(config, name) for name in asked} == asked
     assert config.input_strength == "1:5"
-    assert settled(Config(method="fp")) == Config(method="fp", sharp=0.0)
+    assert settled(Config(method="fp")) == Config(method="fp", sharp=0.0, frozen=0.15)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_papers_strengths_run_to_the_last_step_unless_signs_are_to_be_frozen(place, name):
+    assert job(place, method=name).config.frozen == 0.15
+    assert job(place, method=name, settings="paper").config.frozen == 0.0
+    assert job(place, method=name, settings="paper", frozen=0.25).config.frozen == 0.25
+
+
+@pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
+@pytest.mark.parametrize("net", ["rectified", "attending"])
+def test_in_the_papers_settings_all_methods_are_trained_alike(place, net, task):
+    own = {"method", "strength", "input_strength", "unit", "scale"}
+    seen = {
+        tuple((k, v) for k, v in asdict(config).items() if k not in own)
+        for config in (
+            job(place, net, method=name, task=task, settings="paper").config
+            for name, method in METHODS.items()
+            if method.binary
+        )
+    }
+    assert len(seen) == 1
+    rates = {job(place, net, method="fp", settings="paper", task=task).config.rate}
+    assert rates == {dict(next(iter(seen)))["rate"]}
 
 
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])

@@ -154,7 +154,7 @@ PAPER = {
     "fp": DEFAULT["fp"],
     "ptb": Row(hard, one, rule="PTB", per="layer"),
     "bc": Row(hard, one, per="layer"),
-    "pc": Row(untied, one, linear(0.01, 10), per="layer", unit="current"),
+    "pc": Row(tied, one, linear(0.01, 10), per="layer", unit="current"),
     "pq": LITERAL,
     "rpc": replace(LITERAL, rule="rPC"),
     "bnn": Row(hard, inside, per="layer"),
