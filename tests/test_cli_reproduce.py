@@ -65,6 +65,16 @@ def test_cells_run_and_are_skipped_the_second_time(place, tmp_path):
     assert "has limit 2, not 3" in words
 
 
+def test_a_teacher_teaches_a_run_from_random_weights(place, tmp_path):
+    out = ["--epochs", "1", "--out", str(tmp_path / "r")]
+    said(*small(place, "--methods", "FP", *out))
+    (teacher,) = (path for path in (tmp_path / "r" / "runs").iterdir() if path.is_dir())
+    said(*small(place, "--methods", "BC", "--teacher", str(teacher), *out))
+    first, second = read_results(tmp_path / "r")
+    assert (first.config["distill"], second.config["distill"]) == (False, True)
+    assert (second.config["teacher"], second.config["weights"]) == (str(teacher), None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -75,6 +85,7 @@ def test_cells_run_and_are_skipped_the_second_time(place, tmp_path):
         (["cnn", "--seeds", ","], "--seeds are whole numbers with commas"),
         (["cnn", "--methods", "bnn3"], "unknown method 'bnn3'"),
         (["cnn", "--data", "npz:a.npz"], "is for one row, and these are of CIFAR-10"),
+        (["bivit", "--teacher", "a.npz"], "is for one row, and these are of Swin-T, NesT-T"),
         (["ptb", "--rows", "vit-b-cifar10"], "has no stand-in at scale smoke"),
     ],
 )

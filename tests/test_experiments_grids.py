@@ -53,16 +53,17 @@ def test_no_two_cells_share_a_name_or_a_key(grid, scale):
 
 @given(grid=grids, scale=scales)
 def test_seeds_multiply_cells_and_change_nothing_else(grid, scale):
-    single, double = plan(Wish(grid, scale)), plan(Wish(grid, scale, seeds=(0, 7)))
+    single, double = (plan(Wish(grid, scale, seeds=seeds)) for seeds in ((0,), (0, 7)))
     assert {cell for cell in double if cell.seed == 0} == set(single)
     assert {replace(cell, seed=0) for cell in double if cell.seed == 7} == set(single)
 
 
 def test_the_paper_has_so_many_cells():
-    counts = {name: len(plan(Wish(name, "paper"))) for name in GRIDS}
+    counts = {name: len(plan(Wish(name, "paper", seeds=(0,)))) for name in GRIDS}
     assert counts == {
         "cnn": 80, "vit-weights": 96, "vit-tasks": 64, "additional": 48 + 8, "ptb": 12,
         "ablation": 10, "blocks": (1 + 14) + (1 + 11), "bivit": 2,
+        "accumulators": 2 * 2 * (6 + 2),
     }  # fmt: skip
 
 
@@ -127,8 +128,17 @@ def test_the_paper_scale_has_the_papers_epochs_models_and_settings():
     tuned = config_of(one("cnn", "paper", pipeline="FT"), GIVEN, "")
     scratch = config_of(one("vit-weights", "paper", pipeline="E2E", model="DeiT-S"), GIVEN, "")
     assert (tuned.epochs, tuned.model, tuned.settings) == (100, "resnet20", "paper")
-    assert (scratch.epochs, scratch.model) == (300, "timm/deit_small_patch16_224")
+    assert (scratch.epochs, scratch.model) == (300, "timm/deit_small_patch16_224.fb_in1k")
     assert scratch.image_size == 224 and scratch.pretrain == 0
+
+
+def test_registers_of_several_widths_are_tried_and_eight_bits_are_the_cell_of_another_grid():
+    for scale in SCALES:
+        cells = plan(Wish("accumulators", scale, ("cifar10",), ("FT",), methods=("BC",)))
+        assert [config_of(cell, GIVEN, "").bits for cell in cells] == [4, 5, 6, 7, 8, 16]
+    eight = next(cell for cell in cells if cell.axes["bits"] == "8 bits")
+    same = one("cnn", "paper", task="BWAA", method="BC", dataset="CIFAR-10")
+    assert config_of(eight, GIVEN, "") == config_of(same, GIVEN, "")
 
 
 def test_the_ablation_switches_protocols_on_one_by_one():
@@ -147,7 +157,7 @@ def test_a_float_network_that_knows_its_images_is_trained_on_gently():
     }
     assert rates == {"FT": 1e-4, "E2E": None}
     fresh = config_of(one("ptb", "paper", method="FP"), Options(data=(("*", "cifar10"),)), "")
-    assert (fresh.weights, fresh.rate) == ("pretrained", None)
+    assert (fresh.weights, fresh.rate, fresh.pretrain) == ("pretrained", 1e-4, 0)
 
 
 def test_options_shrink_and_replace():

@@ -23,13 +23,17 @@ from proxbit.experiments.report import (
     write_report,
 )
 from proxbit.experiments.report_cells import outcomes
-from proxbit.experiments.report_claims import STATEMENTS, claims
+from proxbit.experiments.report_claims import MEMORY, claims
 from proxbit.experiments.report_markdown import plain
 from proxbit.experiments.report_records import Claim, Entry, Table
+from proxbit.experiments.report_statements import STATEMENTS
 from proxbit.experiments.results import ResultLine, append_result
+from proxbit.train.trouble import CURE
 
 AXES = {"model": "ResNet20", "dataset": "CIFAR-10", "pipeline": "FT", "task": "BW"}
-FAMILY, BEST, PLUS, ORIGINALS, PTB, EACH, ENDS = (statement.text for statement in STATEMENTS)
+(
+    FAMILY, BEST, PLUS, DROP, ORIGINALS, BIVIT, PTB, EACH, ENDS, EIGHT, START,
+) = (statement.text for statement in STATEMENTS)  # fmt: skip
 
 
 def line(
@@ -157,27 +161,76 @@ def test_every_claim_of_the_paper_can_hold_and_its_reverse_cannot():
     low = ("PQ", "rPC", "Bi-Real", "R-BNN", "EDE", "PTB")
     scores = {"BNN++": 0.9} | dict.fromkeys(middle, 0.8) | dict.fromkeys(low, 0.5)
     drops = {"patch_embed": 0.3, "blocks.0": 0.1, "blocks.10": 0.1, "head": 0.3}
+    widths = {"4 bits": 0.1, "7 bits": 0.2, "8 bits": 0.75}
+
+    def register(bits: str, hard: float, start: str = "FT") -> ResultLine:
+        return line("BC", hard, grid="accumulators", bits=bits, pipeline=start, task="BWAA")
 
     def lines(way: float) -> list[ResultLine]:
         methods = [line(m, 0.5 + way * (hard - 0.5)) for m, hard in scores.items()]
+        floats = [line("FP", 0.95 if way else 0.6)]
         steps = [line("PC", 0.5 + way * i / 10, grid="ablation", protocols=p)
                  for i, p in enumerate(PROTOCOLS)]  # fmt: skip
         blocks = [line("BNN++", 0.5 - way * drop, grid="blocks", block=name)
                   for name, drop in drops.items()]  # fmt: skip
-        return [*methods, *steps, *blocks]
+        tuned = [register(bits, 0.45 + way * (hard - 0.45)) for bits, hard in widths.items()]
+        scratch = [register("8 bits", 0.45 - way * 0.3, "E2E")]
+        wide = [register("16 bits", 0.8, start) for start in ("FT", "E2E")]
+        others = [line("BNN++", 0.708 + way / 10, grid="bivit", **SWIN)]
+        return [*methods, *floats, *steps, *blocks, *tuned, *scratch, *wide, *others]
 
-    assert {claim.outcome for claim in claims(outcomes(lines(1)))} == {"holds"}
-    assert {claim.outcome for claim in claims(outcomes(lines(-1)))} == {"does not hold"}
-    assert {claim.outcome for claim in claims(outcomes(lines(0)))} == {"not decided"}
-    counts = {claim.text: len(claim.evidence) for claim in claims(outcomes(lines(1)))}
-    assert [counts[each] for each in (FAMILY, PLUS, ORIGINALS, PTB, EACH, ENDS)] == [
-        10,
-        1,
-        3,
-        1,
-        4,
-        4,
-    ]
+    def said(way: float) -> list[Claim]:
+        every = claims(outcomes([replace(each, scale="paper") for each in lines(way)]))
+        return [claim for claim in every if claim.text != MEMORY]
+
+    assert {claim.outcome for claim in said(1)} == {"holds"}
+    assert {claim.outcome for claim in said(-1)} == {"does not hold"}
+    assert {claim.outcome for claim in said(0)} == {"not decided"}
+    counts = {claim.text: len(claim.evidence) for claim in said(1)}
+    each = (FAMILY, PLUS, DROP, ORIGINALS, BIVIT, PTB, EACH, ENDS, EIGHT, START)
+    assert [counts[text] for text in each] == [10, 1, 1, 3, 1, 1, 4, 4, 3, 1]
+
+
+SWIN = {"model": "Swin-T", "dataset": "ImageNet-1K"}
+
+
+@pytest.mark.parametrize(("text", "grid"), [(each.text, each.grid) for each in STATEMENTS])
+def test_a_claim_without_results_says_what_runs_it(text, grid):
+    for scale, other in (("small", "small"), ("paper", "paper"), ("smoke", "small")):
+        lone = replace(line("BC", 0.8, task="BWA"), scale=scale, packed=None)
+        claim = judged(text, [lone])
+        needed = "paper" if grid == "bivit" else other
+        assert (claim.outcome, claim.evidence) == ("not run", ())
+        assert claim.reason == f"run it with  proxbit reproduce {grid} --scale {needed} --data DATA"
+
+
+def test_a_width_that_diverged_did_not_work_and_one_that_broke_otherwise_says_nothing():
+    axes = {"grid": "accumulators", "task": "BWAA"}
+    wide, eight = (
+        line("BC", hard, bits=b, **axes) for b, hard in (("16 bits", 0.8), ("8 bits", 0.7))
+    )
+    lost = line("BC", None, bits="7 bits", **axes)
+    diverged = replace(lost, error=f"the loss became nan at step 3, where w is not finite: {CURE}")
+    assert judged(EIGHT, [wide, eight, diverged]).outcome == "holds"
+    assert len(judged(EIGHT, [wide, eight, diverged]).evidence) == 2
+    assert len(judged(EIGHT, [wide, eight, lost]).evidence) == 1
+
+
+@pytest.mark.parametrize(("smaller", "outcome"), [(100, "holds"), (200, "does not hold")])
+def test_memory_is_counted_in_bytes(smaller, outcome):
+    found = [replace(line("BC", 0.8), packed={"bytes": smaller}), line("FP", 0.9)]
+    claim = judged(MEMORY, found)
+    assert claim.outcome == outcome and f"{3200 / smaller:.3g} times" in claim.reason
+    assert judged(MEMORY, [replace(found[0], packed=None)]).outcome == "not run"
+
+
+def test_the_figures_of_bivit_stand_beside_ours():
+    table = build_report([line("BNN++", 0.713, grid="bivit", **SWIN)]).sections[0].table
+    cells = row(table, "Swin-T")
+    assert (cells["BNN++"].text, cells["BiViT"].text) == ("71.30", "")
+    assert cells["BNN++"].detail == ("paper 71.30", "+0.00, n 1")
+    assert cells["BiViT"].detail == ("paper 70.80",)
+    assert row(table, "NesT-T")["BiViT"].detail == ("paper 68.70",)
 
 
 def test_a_run_that_stands_in_two_grids_is_one_run_in_two_cells():
@@ -188,7 +241,10 @@ def test_a_run_that_stands_in_two_grids_is_one_run_in_two_cells():
 
 def test_smoke_runs_decide_nothing():
     lines = [replace(line(m, hard), scale="smoke") for m, hard in (("BNN++", 0.9), ("BNN+", 0.1))]
-    assert {(c.outcome, c.evidence) for c in claims(outcomes(lines))} == {("not decided", ())}
+    found = claims(outcomes(lines))
+    assert {c.outcome for c in found} == {"not decided", "not run"}
+    assert {c.evidence for c in found} == {()}
+    assert {c.text for c in found if c.outcome == "not decided"} == {BEST, PLUS, MEMORY}
 
 
 def test_csv_holds_every_cell_with_the_figures_of_the_table():

@@ -75,6 +75,20 @@ def test_equal_networks_look_different_five_times_in_a_hundred():
     assert 0.035 < np.mean(alarms) < 0.065
 
 
+def test_a_margin_moves_what_counts_as_equal():
+    """False alarms where the first is exactly a margin below the second, by both tests."""
+    draw = np.random.default_rng(1)
+    high, low = (draw.normal(mean, 0.01, (2000, 4)) for mean in (0.9, 0.8))
+    alarms = [
+        compare(Sample(tuple(a), 10_000), Sample(tuple(b), 10_000), 0.1).p < 0.05
+        for a, b in zip(low, high, strict=True)
+    ]
+    assert 0.03 < np.mean(alarms) < 0.06
+    a, b = (draw.binomial(2_000, share, 4000) / 2_000 for share in (0.85, 0.95))
+    alarms = [two_proportions(x, 2_000, y, 2_000, 0.1) < 0.05 for x, y in zip(a, b, strict=True)]
+    assert 0.035 < np.mean(alarms) < 0.065
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holm_is_the_closure_of_bonferroni(ps):
     """Raised p of one test: the worst Bonferroni p of any set of tests that it belongs to."""

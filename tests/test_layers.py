@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import proxbit as pb
+from proxbit.nn.accumulators import cyclic, wrap
 
 pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
 
@@ -607,6 +608,37 @@ def test_ptb_and_rpc_train_the_float_network_and_evaluate_the_binary_one(method:
     torch.testing.assert_close(
         layer.eval()(x), functional.linear(x, expected, twin.bias), rtol=1e-6, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("size", [0.02, 1.0, 30.0])
+def test_a_register_counts_the_latent_weights_of_rpc_in_units_of_their_scale(size: float) -> None:
+    """y = s c(wrap(sum of w / s times the input)): what evaluation sees, at w instead of P(w)."""
+    layer = nn.Linear(200, 3, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(size * (2 + torch.rand(3, 200)) * sign(torch.randn(3, 200)))
+    w = layer.weight.detach().clone()
+    pb.binarize(layer, "rpc", "BWAA", only=lambda *_: True, bits=4, input_schedule=pb.Constant(1))
+    x = torch.randn(5, 200, dtype=torch.float64)
+    s = w.abs().mean()
+    sums = sign(x) @ (w / s).T
+    expected = s * cyclic(wrap(sums, 4), 4, 2.0)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-3, atol=1e-3 * size)
+    assert layer.binary.accumulator.overflow > 0.3  # signs alone overflow here as often
+    # Where the latent weight is its own quantized value, training sees what evaluation sees.
+    with torch.no_grad():
+        layer.weight.copy_(sign(w) * s)
+    pb.set_strength(layer, 1.0)
+    torch.testing.assert_close(layer.train()(x), layer.eval()(x), rtol=1e-6, atol=1e-6 * size)
+
+
+def test_the_gradient_of_rpc_under_a_register_is_that_at_the_latent_weight() -> None:
+    layer = nn.Linear(40, 3, bias=False)
+    pb.binarize(layer, "rpc", "BWAA", only=lambda *_: True, bits=3, input_schedule=pb.Constant(1))
+    x, w = torch.randn(5, 40), layer.weight.detach().clone().requires_grad_()
+    s = w.detach().abs().mean()
+    (s * cyclic(wrap(sign(x) @ (w / s).T, 3), 3, 2.0)).square().sum().backward()
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, w.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_the_scale_has_no_gradient_of_its_own() -> None:

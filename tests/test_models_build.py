@@ -12,7 +12,14 @@ from torch import nn
 
 import proxbit as pb
 from proxbit.compat import allow_torchvision
-from proxbit.models import build, cifar_resnet, is_transformer, tiny_vit
+from proxbit.models import (
+    build,
+    cifar_resnet,
+    is_transformer,
+    keeps_classes,
+    pretrained_classes,
+    tiny_vit,
+)
 from proxbit.models.building import OURS, RESNETS
 from proxbit.models.from_timm import _window
 from proxbit.models.mini import MINIS
@@ -199,6 +206,19 @@ def test_pretrained_without_a_network_says_what_to_do(
     message = refusal("timm/test_vit", pretrained=True)
     assert "weights of test_vit (OSError: no route to host)" in message
     assert "load_weights" in message and "--weights FILE" in message
+
+
+def test_a_model_without_weights_is_told_apart_from_a_missing_network(timm: Any) -> None:
+    message = refusal("timm/nest_tiny", pretrained=True)
+    assert message.startswith("timm has no weights for nest_tiny: ")
+    assert "timm/nest_tiny_jx.goog_in1k" in message and "network" not in message
+    assert pretrained_classes("timm/nest_tiny") is None
+    assert pretrained_classes("timm/nest_tiny_jx") == 1000
+
+
+def test_weights_of_timm_know_a_models_classes_if_they_are_as_many(timm: Any) -> None:
+    assert [keeps_classes(build("timm/test_vit", classes=n)) for n in (1000, 10)] == [True, False]
+    assert not keeps_classes(build("resnet8"))
 
 
 def test_a_wrong_option_is_told_apart_from_a_missing_network(timm: Any) -> None:

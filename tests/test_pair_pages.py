@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import proxbit as pb
 from proxbit.cli import app
-from proxbit.theory import galleries, pictures
+from proxbit.theory import galleries, lines, pictures
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,6 +88,32 @@ def test_the_gallery_shows_every_pair_with_its_verdict(tmp_path):
 def test_a_gallery_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one pair"):
         galleries.gallery(tmp_path / "all.svg", shown=())
+
+
+def test_the_linear_quantizer_has_a_panel_for_each_choice_of_its_shifts(tmp_path):
+    """Each half of a panel starts at varrho, and is flat within rho of 1: the pictures tell."""
+    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
+    for path in (first, second):
+        lines.draw_linear_quantizer(path)
+    assert first.read_bytes() == second.read_bytes()
+    text = first.read_text(encoding="utf-8")
+    for rho, varrho in ((0, 0.2), (0.2, 0.2), (0.2, 0)):
+        assert f">{lines.RHO} = {rho:g}, {lines.VARRHO} = {varrho:g}<" in text
+    drawn = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="([^"]*)"', text)
+    halves = [d for d, style in drawn if pictures.FORWARD.lower() in style]
+    heights = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", d)] for d in halves]
+    assert len(heights) == 6 and all(y[1] == y[2] for y in heights)
+    jumps = [
+        abs(a[0] - b[0]) / abs(a[1] - b[1]) for a, b in (heights[:2], heights[2:4], heights[4:])
+    ]
+    assert jumps == pytest.approx([0.2, 0.2, 0], abs=1e-3)
+    assert text.count(">p₂⁺<") == 2
+
+
+@pytest.mark.parametrize("panels", [(), ((0.2, 2.0),), ((-1.0, 0.0),)])
+def test_a_panel_that_cannot_be_is_refused(panels, tmp_path):
+    with pytest.raises(ValueError, match="a panel is two shifts from 0 to 1"):
+        lines.draw_linear_quantizer(tmp_path / "a.svg", panels)
 
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """From the words of a configuration to the network and the schedule that they mean."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+from proxbit.compat import allow_torchvision
 from proxbit.convert import binary_weights, named_quantizers, quantizers
 from proxbit.methods import METHODS, find_method
+from proxbit.models import build
 from proxbit.schedules import Constant
 from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
 from proxbit.train.replica import quantizer_states
 from proxbit.train.settings import parse_strength, settled
-from proxbit.train.setup import Job, prepare
+from proxbit.train.setup import Job, prepare, resolve
 
 NETS = """
 from torch import nn
@@ -116,7 +118,31 @@ def test_what_was_asked_for_stays_and_a_run_keeps_what_was_not(place):
     config = job(place, task="BWA", **asked).config
     assert {name: getattr(config, name) for name in asked} == asked
     assert config.input_strength == "1:5"
-    assert settled(Config(method="fp")) == Config(method="fp", sharp=0.0)
+    assert settled(Config(method="fp")) == Config(method="fp", sharp=0.0, frozen=0.15)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_papers_strengths_run_to_the_last_step_unless_signs_are_to_be_frozen(place, name):
+    assert job(place, method=name).config.frozen == 0.15
+    assert job(place, method=name, settings="paper").config.frozen == 0.0
+    assert job(place, method=name, settings="paper", frozen=0.25).config.frozen == 0.25
+
+
+@pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
+@pytest.mark.parametrize("net", ["rectified", "attending"])
+def test_in_the_papers_settings_all_methods_are_trained_alike(place, net, task):
+    own = {"method", "strength", "input_strength", "unit", "scale"}
+    seen = {
+        tuple((k, v) for k, v in asdict(config).items() if k not in own)
+        for config in (
+            job(place, net, method=name, task=task, settings="paper").config
+            for name, method in METHODS.items()
+            if method.binary
+        )
+    }
+    assert len(seen) == 1
+    rates = {job(place, net, method="fp", settings="paper", task=task).config.rate}
+    assert rates == {dict(next(iter(seen)))["rate"]}
 
 
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
@@ -178,6 +204,38 @@ def test_the_terms_of_a_job_suit_student_and_teacher_as_they_train(
     assert replace(made.terms, per_sample=False) == Terms.for_model(made.model, made.teacher)
     assert made.terms.relations == made.terms.hidden == compares
     assert Loss(made, made.model, torch.device("cpu")).distiller.terms is made.terms
+
+
+@pytest.mark.parametrize(("classes", "knows"), [(1000, True), (2, False)])
+def test_weights_of_timm_teach_if_they_know_the_classes(classes, knows):
+    allow_torchvision()
+    pytest.importorskip("timm")
+    model = build("timm/test_vit", classes=classes)
+    for task in ("BW", "BWA"):
+        config = Config(model="timm/test_vit", weights="pretrained", task=task)
+        assert resolve(config, model).distill == knows
+    assert not resolve(replace(config, method="fp"), model).distill
+    assert not resolve(replace(config, weights=None), model).distill
+
+
+def test_a_teacher_that_knows_other_classes_is_refused(place, monkeypatch):
+    allow_torchvision()
+    pytest.importorskip("timm")
+    state = build("timm/test_vit", classes=1000, channels=3).state_dict()
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: state)
+    config = Config(
+        model="timm/test_vit", data=f"npz:{place}/images.npz", batch=8, image_size=160,
+        teacher="pretrained",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"^timm's weights of timm/test_vit know other classes"):
+        prepare(config)
+
+
+@pytest.mark.parametrize(("normalize", "mean"), [("half", (0.5,)), ("data", None)])
+def test_images_are_normalized_as_weights_expect_them(place, normalize, mean):
+    data = job(place, normalize=normalize).data
+    assert mean is None or (data.mean, data.std) == (mean, mean)
+    assert mean is not None or data.mean != (0.5,)
 
 
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])

@@ -154,7 +154,7 @@ PAPER = {
     "fp": DEFAULT["fp"],
     "ptb": Row(hard, one, rule="PTB", per="layer"),
     "bc": Row(hard, one, per="layer"),
-    "pc": Row(untied, one, linear(0.01, 10), per="layer", unit="current"),
+    "pc": Row(tied, one, linear(0.01, 10), per="layer", unit="current"),
     "pq": LITERAL,
     "rpc": replace(LITERAL, rule="rPC"),
     "bnn": Row(hard, inside, per="layer"),
@@ -353,6 +353,61 @@ def test_another_optimizer_gets_the_same_gradient(
     pb.attach(model, optimizer, steps=STEPS)
     expected, _ = run_oracle(ROWS[settings][name], problem.w, problem.x, problem.y, step)
     assert_same(train(model, optimizer, problem), expected)
+
+
+def train_by_closure(
+    model: nn.Module, optimizer: torch.optim.Optimizer, problem: Problem, named: bool
+) -> list[Array]:
+    """The latent weight after every step, where the optimizer evaluates the loss itself."""
+    history = []
+    for x, y in zip(problem.x, problem.y, strict=True):
+
+        def closure(x: Array = x, y: Array = y) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = 0.5 * (model(torch.from_numpy(x)) - torch.from_numpy(y)).square().sum()
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+        assert loss.requires_grad
+        history.append(model[0].weight.detach().numpy().copy())
+    return history
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by name", "by place"])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize(("name", "settings"), EACH)
+def test_a_closure_gives_the_same_steps(
+    name: str, settings: str, kind: str, named: bool, problem: Problem
+) -> None:
+    """The loss is evaluated at the weights before the step, wherever the step then starts."""
+    model = binarized(problem, pb.find_method(name, settings))
+    optimizer, step = {
+        "sgd": (torch.optim.SGD(model.parameters(), lr=RATE), descend()),
+        "adam": (torch.optim.Adam(model.parameters(), lr=RATE), adam()),
+    }[kind]
+    handle = pb.attach(model, optimizer, steps=STEPS)
+    expected, _ = run_oracle(ROWS[settings][name], problem.w, problem.x, problem.y, step)
+    assert_same(train_by_closure(model, optimizer, problem, named), expected)
+    assert handle.step == STEPS
+
+
+@pytest.mark.parametrize("name", list(DEFAULT))
+def test_a_second_evaluation_in_one_step_is_refused_where_the_step_starts_elsewhere(
+    name: str, problem: Problem
+) -> None:
+    """L-BFGS looks for its step by many gradients; PQ and rPC have one, at w_t or w*_t."""
+    model = binarized(problem, pb.find_method(name))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=4)
+    handle = pb.attach(model, optimizer, steps=STEPS)
+    if name not in ("pq", "rpc"):
+        train_by_closure(model, optimizer, problem, named=False)
+        assert handle.step == STEPS
+        return
+    with pytest.raises(ValueError, match=r"^LBFGS evaluated its closure twice in one step, and"):
+        train_by_closure(model, optimizer, problem, named=False)
+    np.testing.assert_array_equal(model[0].weight.detach().numpy(), problem.w)
+    assert handle.step == 0
 
 
 def test_the_threshold_of_a_proximal_step_follows_the_rate_of_that_step(problem: Problem) -> None:

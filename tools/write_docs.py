@@ -27,18 +27,18 @@ def methods_table() -> str:
 def settings_table() -> str:
     """Strength, unit and scale of every method, in both settings."""
     lines = [
-        "| method | default: strength | inputs | unit | scale | paper: strength | unit | scale |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | default: strength | inputs | unit | scale "
+        "| paper: strength | inputs | unit | scale |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for key, method in METHODS.items():
-        (first, *rest), paper = _settings(method), _settings(PAPER[key])
-        cells = [first, input_strength(method), *rest, *paper]
+        cells = [*_settings(method), *_settings(PAPER[key])]
         lines.append(f"| {method.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _settings(method: Method) -> tuple[str, str, str]:
-    return strength(method), method.unit, str(method.scale)
+def _settings(method: Method) -> tuple[str, ...]:
+    return strength(method), input_strength(method), method.unit, str(method.scale)
 
 
 GENERATED = {

@@ -21,7 +21,16 @@ from write_docs import ROOT
 import proxbit as pb
 from proxbit.methods import METHODS, PC, Method
 from proxbit.text import percent
-from proxbit.theory import Phase, Verdict, check, draw, gallery, recover, repair
+from proxbit.theory import (
+    Phase,
+    Verdict,
+    check,
+    draw,
+    draw_linear_quantizer,
+    gallery,
+    recover,
+    repair,
+)
 from proxbit.theory.formulas import formula
 
 PAGES = ROOT / "docs" / "pairs"
@@ -149,6 +158,9 @@ def index() -> str:
         "The\nverdict is Corollary 1's ([theory](../theory.md)): an admitted pair optimizes a real "
         "objective.\n\n"
         f"{table}\n\n![All pairs, F above B](gallery.svg)\n\n"
+        "![The linear quantizer in three panels](linear-quantizer.svg)\n\n"
+        "The linear quantizer L of PC, PQ and rPC (figure 4 of the paper): rho is how far from ±1 "
+        "it is flat,\nvarrho how far from 0 it starts. With rho = 1 it is the sign.\n\n"
         "In pictures a dot is the value taken and a ring a value only approached. Your own pair:\n"
         "`proxbit check my_pairs.py:name --plot name.svg`.\n"
     )
@@ -171,6 +183,8 @@ def made(folder: Path) -> Iterator[str]:
     yield "README.md"
     gallery(folder / "gallery.svg")
     yield "gallery.svg"
+    draw_linear_quantizer(folder / "linear-quantizer.svg")
+    yield "linear-quantizer.svg"
 
 
 def pinned() -> bool:

@@ -35,7 +35,16 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="[ROW=]FILE", help="Float weights that fine-tuning starts from."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="One run each, with commas: 0,1,2.")] = "0",
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ROW=]FILE", help="Float networks to learn from (distillation)."),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="One run each, with commas: 0,1,2.", show_default="0; the paper's at its scale"
+        ),
+    ] = None,
     methods: Annotated[
         str | None, typer.Option(help="Columns, with commas.", show_default="all")
     ] = None,
@@ -91,11 +100,12 @@ def reproduce(
             return
         wish = Wish(
             grid, scale, _words(rows), _words(pipelines), _words(tasks), _words(methods),
-            _seeds(seeds),
+            None if seeds is None else _seeds(seeds),
         )  # fmt: skip
         options = Options(
             data=parse_given(data or (), rows_of(wish), "data"),
             weights=parse_given(weights or (), rows_of(wish), "weights"),
+            teacher=parse_given(teacher or (), rows_of(wish), "teacher"),
             model=model, epochs=epochs, float_epochs=float_epochs, limit=limit, settings=settings,
             data_root=data_root, measure=measure, cpu=cpu,
         )  # fmt: skip

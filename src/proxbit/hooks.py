@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -83,12 +84,32 @@ class Attachment:
         soft = self._soft(method)
         return method.binary and soft < self.steps and soft <= self.step
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """PQ and rPC: let the step start from the quantized weight."""
-        for weight in once(self.weights):
-            quantizer = weight.quantizer
-            if quantizer.rule.start_from == "quantized" and not quantizer.hard:
-                weight.write(weight.quantizer.proximal(weight.latent))
+    def _before_step(
+        self, optimizer: Optimizer, args: Any, kwargs: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """PQ and rPC: let the step start from the quantized weight.
+
+        Where the optimizer evaluates the loss itself, by a closure, that comes first: its gradient
+        is that of the weights as they are now.
+        """
+        starts = self._quantized_starts()
+        _, *given = args  # the first is the optimizer
+        if not starts or not any(callable(each) for each in (*given, *kwargs.values())):
+            _begin_at_quantized(starts)
+            return None
+
+        def turned(each: Any) -> Any:
+            return _evaluated_once(each, starts, optimizer) if callable(each) else each
+
+        return (optimizer, *map(turned, given)), {k: turned(v) for k, v in kwargs.items()}
+
+    def _quantized_starts(self) -> list[BinaryWeight]:
+        """The weights whose step starts at their quantized value."""
+        return [
+            weight
+            for weight in once(self.weights)
+            if weight.quantizer.rule.start_from == "quantized" and not weight.quantizer.hard
+        ]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Clip, count, move the strength."""
@@ -189,6 +210,38 @@ def _require_owned(model: nn.Module, optimizer: Optimizer, weights: list[BinaryW
             f"the optimizer lacks {len(missing)} of {len(needed)} latent parameters, first "
             f"{missing[0]!r}: build it from model.parameters() after binarize"
         )
+
+
+def _begin_at_quantized(weights: list[BinaryWeight]) -> None:
+    for weight in weights:
+        weight.write(weight.quantizer.proximal(weight.latent))
+
+
+def _evaluated_once(
+    closure: Callable[[], Any], weights: list[BinaryWeight], optimizer: Optimizer
+) -> Callable[[], Any]:
+    """The closure, after which the step starts from the quantized weights.
+
+    A second evaluation would ask for the gradient at a point between two steps, which neither PQ
+    nor rPC has: it is refused, and the latent weights are those before the step.
+    """
+    before: list[Tensor] = []
+
+    def evaluate() -> Any:
+        if before:
+            for weight, latent in zip(weights, before, strict=True):
+                weight.write(latent)
+            raise ValueError(
+                f"{type(optimizer).__name__} evaluated its closure twice in one step, and a step "
+                f"of {weights[0].quantizer.method.name} has one gradient: take an optimizer that "
+                "evaluates it once (SGD, Adam, ...), or a method of the rule PC"
+            )
+        loss = closure()
+        before.extend(weight.latent.detach().clone() for weight in weights)
+        _begin_at_quantized(weights)
+        return loss
+
+    return evaluate
 
 
 def _bound(method: Method, clip: float | str | None) -> float | None:

@@ -129,16 +129,23 @@ def _consistent(method: Method) -> Method:
 
 
 # What the paper states: one mean|w| per layer, the raw weight inside the pair (except the linear
-# quantizer, which is defined for the set {-s, +s}), its own strengths.
+# quantizer, which is defined for the set {-s, +s}), its own strengths. PC, PQ and rPC have "the
+# same" linear quantizer, "similar to" ProxQuant's: varrho tied to rho. R-BNN's code never lets the
+# strength of inputs fall below 1; Poly+ has its B.
+_SAME_LINE: dict[str, object] = {
+    "pair": _TIED, "schedule": Linear(0.01, 10), "by_rate": False, "input_pair": None,
+    "input_schedule": None,
+}  # fmt: skip
 _STATED: dict[str, dict[str, object]] = {
-    "pc": {"schedule": Linear(0.01, 10)},
-    "pq": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
-    "rpc": {"schedule": Linear(0.01, 10), "by_rate": False, "input_schedule": Linear(0.01, 10)},
+    **dict.fromkeys(("pc", "pq", "rpc"), _SAME_LINE),
     "bnn+": {"schedule": Constant(5), "unit": "one", "input_schedule": None},
     "bnn++": {"schedule": Linear(5, 30), "unit": "one", "input_schedule": None},
-    "poly+": {"schedule": Logarithmic(1e-2, 1e1), "unit": "one", "input_schedule": None},
+    "poly+": {
+        "schedule": Logarithmic(1e-2, 1e1), "unit": "one",
+        "input_schedule": AtLeast(1.0, Logarithmic(1e-2, 1e1)),
+    },
     "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one", "input_schedule": None},
-}
+}  # fmt: skip
 PAPER: dict[str, Method] = {
     name: _consistent(
         replace(

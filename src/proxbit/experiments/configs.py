@@ -11,6 +11,7 @@ from typing import Any
 from proxbit.experiments.blocks import skeleton
 from proxbit.experiments.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.scales import SCALES, Scale
+from proxbit.models import pretrained_classes
 from proxbit.text import last_part
 from proxbit.train.config import Config
 from proxbit.train.settings import settled
@@ -32,6 +33,7 @@ class Options:
     Attributes:
         data: Pairs of a row, or a glob of rows, and its images, as ``proxbit train --data``.
         weights: Pairs of a row, or a glob of rows, and its float weights.
+        teacher: Pairs of a row, or a glob of rows, and the float network to learn from.
         model: Instead of the model that the scale has.
         epochs: Instead of the epochs that the scale has.
         float_epochs: Epochs of the float network that is trained where no weights are given.
@@ -44,6 +46,7 @@ class Options:
 
     data: Given = ()
     weights: Given = ()
+    teacher: Given = ()
     model: str | None = None
     epochs: int | None = None
     float_epochs: int | None = None
@@ -72,13 +75,29 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
     task = "BW" if axes["method"] == "FP" else axes["task"]  # one float network for all tasks
     values |= {"method": axes["method"].lower(), "task": task, "seed": cell.seed}
     values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
-    if axes["pipeline"] == "FT":
+    tuned, floats = axes["pipeline"] == "FT", axes["method"] == "FP"
+    if tuned:
         values["weights"] = _weights(cell, options, folder)
-        if axes["method"] == "FP" and values["weights"] != "pretrained":
-            values["rate"] = GENTLY
-    elif values.get("pretrain"):
-        values["pretrain"] = 0  # a run from random weights has nothing to recover from
+    if values.get("pretrain") and (floats or not tuned):
+        values["pretrain"] = 0  # binary weights from float ones have something to recover from
+    if tuned and floats:
+        values["rate"] = GENTLY
+    if not floats:
+        values |= _lessons(cell, options, values)
     return settled(Config(**(values | _switches(axes, scale))))
+
+
+def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, Any]:
+    """Who teaches: the network that was given; else timm's own weights where they can.
+
+    These know the classes of ImageNet-1K and no others; all else is told when the run begins.
+    """
+    teacher = _for_row(options.teacher, cell.row)
+    if teacher is not None:
+        return {"teacher": teacher}
+    if values.get("weights") != "pretrained" or cell.axes["model"].startswith("ResNet"):
+        return {}
+    return {"distill": is_imagenet(cell) and pretrained_classes(values["model"]) == 1000}
 
 
 def _common(cell: Cell, options: Options) -> dict[str, Any]:
@@ -95,10 +114,15 @@ def _common(cell: Cell, options: Options) -> dict[str, Any]:
             f"row {cell.row} needs {axes['dataset']}: give it as --data {_example(axes['dataset'])}"
         )
     values |= {"data": data, "data_root": options.data_root, "cpu": options.cpu}
-    values |= {"model": options.model or scale.models[axes["model"]]}
-    values["normalize"] = "data" if data.startswith("fashion") else "imagenet"
+    values |= {"model": options.model or scale.model(axes["model"], axes["dataset"])}
+    values["normalize"] = "data" if data.startswith("fashion") else _expected(values["model"])
     asked = {"limit": options.limit, "settings": options.settings}
     return values | {name: value for name, value in asked.items() if value is not None}
+
+
+def _expected(model: str) -> str:
+    """How a model's weights expect their images: Google's transformers unlike all others."""
+    return "half" if model.startswith("timm/vit_") else "imagenet"
 
 
 def is_imagenet(cell: Cell) -> bool:
@@ -117,12 +141,13 @@ def _for_row(given: Given, row: str) -> str | None:
 
 
 def _weights(cell: Cell, options: Options, folder: str | Path) -> str:
-    given, model = _for_row(options.weights, cell.row), SCALES[cell.scale].models
+    given = _for_row(options.weights, cell.row)
     if given is not None:
         return given
     if needs_float(cell, options):
         return str(float_folder(cell, folder))
-    name = options.model or model[cell.axes["model"]]
+    own = SCALES[cell.scale].model(cell.axes["model"], cell.axes["dataset"])
+    name = options.model or own
     if name.startswith("timm/"):
         return "pretrained"
     raise Missing(
@@ -152,7 +177,9 @@ def float_config(cell: Cell, options: Options) -> Config:
 
 
 def _switches(axes: dict[str, str], scale: Scale) -> dict[str, Any]:
-    """What a block or a set of protocols turns on and off."""
+    """What a block, a set of protocols or the width of a register turns on and off."""
+    if "bits" in axes:
+        return {"bits": int(axes["bits"].split()[0])}
     if "block" in axes:
         return _PLAIN | {"only": None if axes["block"] == ALL_BLOCKS else axes["block"]}
     if "protocols" not in axes:
@@ -191,7 +218,7 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "rate", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain")  # fmt: skip
-_PLACES = ("model", "data", "weights")
+_PLACES = ("model", "data", "weights", "teacher")
 _ASIDE = ("data_root", "download", "workers", "cpu")
 
 

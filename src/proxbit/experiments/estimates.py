@@ -18,7 +18,7 @@ _MACS: dict[str, float] = {
     "resnet8": 10, "resnet20": 41, "tiny_vit": 30, "timm/resnet50": 4_100,
     "timm/vit_base_patch16_224": 17_600, "timm/deit_tiny_patch16_224": 1_260,
     "timm/deit_small_patch16_224": 4_600, "timm/deit_base_patch16_224": 17_600,
-    "timm/swin_tiny_patch4_window7_224": 4_500, "timm/nest_tiny": 5_800,
+    "timm/swin_tiny_patch4_window7_224": 4_500, "timm/nest_tiny_jx": 5_800,
 }  # fmt: skip
 _OTHER = 10.0
 _IMAGES = {"CIFAR-10": 50_000, "CIFAR-100": 50_000, "ImageNet-1K": 1_281_167, "fashion": 8_000}
@@ -59,7 +59,7 @@ def _supposed(options: Options) -> Options:
 
 def _work(config: Config) -> float:
     """Operations to train on one image."""
-    macs = _MACS.get(config.model, _OTHER)
+    macs = _MACS.get(config.model.partition(".")[0], _OTHER)  # whatever its weights
     if config.model.startswith("timm/") and config.image_size:
         macs *= (config.image_size / 224) ** 2
     return 1e6 * macs * _TRAINING

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from proxbit.experiments.paper import PROTOCOLS
 from proxbit.experiments.scales import SCALES
 from proxbit.text import unknown
 
-AXES = ("model", "dataset", "pipeline", "task", "method", "protocols", "block")
+AXES = ("model", "dataset", "pipeline", "task", "method", "protocols", "block", "bits")
 MAIN = ("FP", "PQ", "rPC", "BC", "PC", "BNN", "BNN+", "BNN++")
 MORE = ("FP", "Bi-Real", "R-BNN", "Poly+", "EDE", "EDE+", "ReAct", "BNN++")
 ALL_BLOCKS = "none"  # the block of the reference cell: all of them stay float
+# Widths of the register; 16 bits never overflow in these networks, so that it stands for BWA.
+WIDEST, STATED = "16 bits", "8 bits"
+WIDTHS = {"FT": ("4 bits", "5 bits", "6 bits", "7 bits", STATED, WIDEST), "E2E": (STATED, WIDEST)}
+FIVE = tuple(range(5))  # the seeds of a cell whose figure is the mean of five runs
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Cell:
         grid: Name of the grid, such as "cnn".
         row: Name of its row, such as "cifar10".
         key: Axis and value, in the words of the paper: model, dataset, pipeline, task, method and,
-            where the grid has them, protocols or block.
+            where the grid has them, protocols, block or bits.
         seed: What every random choice follows from.
         scale: "smoke", "small" or "paper".
     """
@@ -58,6 +62,7 @@ class Row:
         dataset: The paper's name of the images.
         runs: Pairs of pipeline and task.
         scales: Where it can run; a model without a stand-in of its own runs at paper scale only.
+        five: Pipelines of which the paper prints the mean of five runs.
     """
 
     name: str
@@ -65,6 +70,11 @@ class Row:
     dataset: str
     runs: tuple[tuple[str, str], ...]
     scales: tuple[str, ...] = tuple(SCALES)
+    five: tuple[str, ...] = ("E2E",)
+
+    def seeds(self, pipeline: str, scale: str) -> tuple[int, ...]:
+        """As many as the paper has at its scale, one below."""
+        return FIVE if scale == "paper" and pipeline in self.five else (0,)
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,7 @@ class Grid:
         rows: Its rows.
         protocols: Sets of protocols to switch on, where it compares them.
         blocks: Whether it binarizes one block at a time.
+        widths: Whether it tries accumulators of several widths.
     """
 
     name: str
@@ -86,6 +97,7 @@ class Grid:
     rows: tuple[Row, ...]
     protocols: tuple[str, ...] = ()
     blocks: bool = False
+    widths: bool = False
 
     def at(self, scale: str) -> tuple[Row, ...]:
         """The rows that can run at a scale."""
@@ -105,12 +117,16 @@ def _row(model: str, dataset: str, *runs: str, paper_only: bool = False, name: s
     return Row(name or f"{_slug(model)}-{_slug(dataset)}", model, dataset, pairs, scales)
 
 
-def _vit_rows(models: Sequence[str], smallest: str) -> Iterator[Row]:
-    """Models on the three data sets; below paper scale only the smallest."""
+def _vit_rows(models: Sequence[str], smallest: str, five: Sequence[str] = ()) -> Iterator[Row]:
+    """Models on the three data sets; below paper scale only the smallest.
+
+    ``five`` are pipelines of five runs besides those from random weights.
+    """
     for model in models:
         tuned = "FT BW" if model == "ViT-B" else "E2E BW"
         for dataset, run in (("CIFAR-10", "FT BW"), ("CIFAR-100", "FT BW"), ("ImageNet-1K", tuned)):
-            yield _row(model, dataset, run, paper_only=model != smallest)
+            row = _row(model, dataset, run, paper_only=model != smallest)
+            yield replace(row, five=(*row.five, *five))
 
 
 _THREE = ("FT BW", "FT BWA", "FT BWAA")
@@ -139,7 +155,8 @@ _GRIDS = (
     Grid(
         "additional", "Table 6: more pairs; and the same on ResNet-20, which the paper has not",
         MORE,
-        (*_vit_rows(("DeiT-T", "DeiT-S"), "DeiT-T"), _row("ResNet20", "CIFAR-10", "FT BW")),
+        (*_vit_rows(("DeiT-T", "DeiT-S"), "DeiT-T", five=("FT",)),
+         _row("ResNet20", "CIFAR-10", "FT BW")),
     ),
     Grid(
         "ptb", "Figure: binarizing after training instead of while training",
@@ -163,6 +180,14 @@ _GRIDS = (
         tuple(
             _row(model, "ImageNet-1K", "FT BW") for model in ("Swin-T", "NesT-T")
         ),
+    ),
+    Grid(
+        "accumulators", "Section 4.2: registers of 4 to 16 bits, and BWAA end to end",
+        ("BC", "BNN++"),
+        tuple(
+            replace(_row(model, dataset, "FT BWAA", "E2E BWAA", name=_slug(dataset)), five=())
+            for model, dataset in (("ResNet20", "CIFAR-10"), ("ResNet50", "ImageNet-1K"))
+        ), widths=True,
     ),
 )  # fmt: skip
 GRIDS: dict[str, Grid] = {grid.name: grid for grid in _GRIDS}
@@ -198,16 +223,23 @@ def _refuse_row(grid: Grid, scale: str, name: str) -> None:
 
 
 def cells_of(
-    grid: Grid, row: Row, scale: str, seeds: Sequence[int] = (0,), blocks: Sequence[str] = ()
+    grid: Grid,
+    row: Row,
+    scale: str,
+    seeds: Sequence[int] | None = None,
+    blocks: Sequence[str] = (),
 ) -> list[Cell]:
-    """Every cell of a row; ``blocks`` are those of the model, for a grid that needs them."""
+    """Every cell of a row; ``blocks`` are those of the model, for a grid that needs them.
+
+    Without ``seeds`` each cell has as many as in the paper at its scale, and one below.
+    """
     found = []
     for (pipeline, task), extra, method, seed in (
         (run, extra, method, seed)
         for run in row.runs
-        for extra, methods in _columns(grid, blocks)
+        for extra, methods in _columns(grid, blocks, run[0])
         for method in methods
-        for seed in seeds
+        for seed in (row.seeds(run[0], scale) if seeds is None else seeds)
     ):
         axes = {"model": row.model, "dataset": row.dataset, "pipeline": pipeline, "task": task}
         key = (axes | {"method": method} | extra).items()
@@ -215,8 +247,12 @@ def cells_of(
     return found
 
 
-def _columns(grid: Grid, blocks: Sequence[str]) -> list[tuple[dict[str, str], tuple[str, ...]]]:
+def _columns(
+    grid: Grid, blocks: Sequence[str], pipeline: str
+) -> list[tuple[dict[str, str], tuple[str, ...]]]:
     """Further axes of a cell, each with the methods that it is tried with."""
+    if grid.widths:
+        return [({"bits": each}, grid.methods) for each in WIDTHS[pipeline]]
     if grid.blocks:
         one = tuple(method for method in grid.methods if method != "FP")
         return [({"block": ALL_BLOCKS}, ("FP",)), *(({"block": block}, one) for block in blocks)]

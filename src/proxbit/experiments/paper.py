@@ -20,6 +20,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "ablation": ("tab5_ablation",),
     "blocks": (),
     "bivit": ("appE_bivit",),
+    "accumulators": (),
 }
 PROTOCOLS = ("none", "scale", "scale+norm", "scale+norm+pretrain", "scale+norm+pretrain+kd")
 

@@ -24,7 +24,7 @@ class Wish:
         pipelines: FT, E2E.
         tasks: BW, BWA, BWAA.
         methods: The paper's names.
-        seeds: One run per cell for each.
+        seeds: One run per cell for each; None for as many as in the paper at its scale, else one.
     """
 
     grid: str
@@ -33,7 +33,7 @@ class Wish:
     pipelines: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] | None = None
 
 
 def rows_of(wish: Wish) -> tuple[Row, ...]:
@@ -66,8 +66,11 @@ def _refuse_unknown(axis: str, wanted: Sequence[str], cells: Sequence[Cell]) -> 
             raise ValueError(unknown(axis, name, known))
 
 
-def _cells(grid: Grid, row: Row, scale: str, seeds: Sequence[int], model: str | None) -> list[Cell]:
-    blocks = block_names(model or SCALES[scale].models[row.model]) if grid.blocks else ()
+def _cells(
+    grid: Grid, row: Row, scale: str, seeds: Sequence[int] | None, model: str | None
+) -> list[Cell]:
+    own = SCALES[scale].model(row.model, row.dataset)
+    blocks = block_names(model or own) if grid.blocks else ()
     return cells_of(grid, row, scale, seeds, blocks)
 
 
@@ -80,7 +83,7 @@ def overview() -> str:
         names = ", ".join(row.name + ("" if "small" in row.scales else "*") for row in grid.rows)
         lines.append(f"{grid.name}: {grid.title}\n    rows: {names}")
     lines += ["", *(f"{name}: {scale.text}" for name, scale in SCALES.items())]
-    return "\n".join([*lines, "* at paper scale only; error bars: any grid with several --seeds"])
+    return "\n".join([*lines, "* at paper scale only; error bars: --seeds 0,1,2"])
 
 
 def _size(grid: Grid, scale: str) -> str:

@@ -12,7 +12,7 @@ from proxbit.experiments.results import ResultLine
 from proxbit.text import last_part
 
 Axes = tuple[tuple[str, str], ...]
-ORDER = ("model", "dataset", "pipeline", "task", "protocols", "block", "method")
+ORDER = ("model", "dataset", "pipeline", "task", "protocols", "block", "bits", "method")
 
 
 @dataclass(frozen=True)

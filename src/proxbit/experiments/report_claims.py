@@ -2,113 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from proxbit.experiments.grids import ALL_BLOCKS
-from proxbit.experiments.paper import PROTOCOLS
-from proxbit.experiments.report_cells import Outcome, without
+from proxbit.experiments.report_cells import Outcome
 from proxbit.experiments.report_records import Claim, Evidence, chance, points, signed
+from proxbit.experiments.report_statements import STATEMENTS, Contest, Statement
 from proxbit.experiments.report_statistics import LEVEL, compare, holm
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided"
-SMOKE = "smoke"
-_FAMILY = ("BC", "PC", "BNN", "BNN+", "BNN++")
-_TABLES = ("cnn", "vit-weights", "vit-tasks", "additional")
-
-Pair = tuple[Outcome, Outcome]
-
-
-@dataclass(frozen=True)
-class Statement:
-    """A claim, and the pairs of cells that it orders: the first is said to be better."""
-
-    text: str
-    pairs: Callable[[Sequence[Outcome]], Iterable[Pair]]
-
-
-def _beats(*orders: tuple[str, str]) -> Callable[[Sequence[Outcome]], Iterable[Pair]]:
-    """Pairs of methods in the same place, trained alike."""
-
-    def pairs(found: Sequence[Outcome]) -> Iterable[Pair]:
-        for a in found:
-            for b in found:
-                if (a.at("method"), b.at("method")) in orders and _alike(a, b, "method"):
-                    yield a, b
-
-    return pairs
-
-
-def _alike(a: Outcome, b: Outcome, axis: str) -> bool:
-    """Whether two cells differ in nothing but one axis."""
-    same = a.grid == b.grid and a.here == b.here and a.at(axis) != b.at(axis)
-    return same and without(a.axes, axis) == without(b.axes, axis)
-
-
-def _best(found: Sequence[Outcome]) -> Iterable[Pair]:
-    for a in found:
-        for b in found:
-            rivals = a.at("method") == "BNN++" and b.at("method") not in ("FP", "PTB", "BNN++")
-            if rivals and a.grid in _TABLES and _alike(a, b, "method"):
-                yield a, b
-
-
-def _protocols(found: Sequence[Outcome]) -> Iterable[Pair]:
-    steps = set(zip(PROTOCOLS[1:], PROTOCOLS, strict=False))
-    for a in found:
-        for b in found:
-            if (a.at("protocols"), b.at("protocols")) in steps and _alike(a, b, "protocols"):
-                yield a, b
-
-
-def _ends(found: Sequence[Outcome]) -> Iterable[Pair]:
-    """Every block in the middle is said to be better than the first and than the last."""
-    binary = [cell for cell in found if cell.at("block") not in ("", ALL_BLOCKS)]
-    places = dict.fromkeys((cell.grid, cell.here, without(cell.axes, "block")) for cell in binary)
-    for place in places:
-        there = [c for c in binary if (c.grid, c.here, without(c.axes, "block")) == place]
-        if len(there) > 2:
-            first, *middle, last = there  # in the order in which they ran, the network's own
-            yield from ((cell, end) for cell in middle for end in (first, last))
-
-
-STATEMENTS = (
-    Statement(
-        "The PC family (BC, PC, BNN, BNN+, BNN++) beats PQ and rPC",
-        _beats(*((ours, theirs) for ours in _FAMILY for theirs in ("PQ", "rPC"))),
-    ),
-    Statement("BNN++ is the best one-bit method", _best),
-    Statement("BNN++ beats BNN+", _beats(("BNN++", "BNN+"))),
-    Statement(
-        "Poly+ and EDE+ beat their originals (Bi-Real and R-BNN; EDE)",
-        _beats(("Poly+", "Bi-Real"), ("Poly+", "R-BNN"), ("EDE+", "EDE")),
-    ),
-    Statement("PTB fails: it ends below BNN++", _beats(("BNN++", "PTB"))),
-    Statement("Each protocol helps: with it, above without it", _protocols),
-    Statement("The first and the last block are the most sensitive", _ends),
-)
+HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold", "not decided", "not run"
+SMOKE, AT_LEAST = "smoke", "small"  # the smallest scale that decides anything
+MEMORY = "Binary weights take about 30 times less memory (the paper: ViT-B from 450 MB to 15 MB)"
+ABOUT_THIRTY = 25.0  # rounded to tens, this and more is at least 30
 
 
 def claims(found: Sequence[Outcome]) -> list[Claim]:
     """Every claim at every scale that was run; a smoke run decides nothing."""
     scales = list(dict.fromkeys(cell.scale for cell in found if cell.scale != SMOKE))
-    if scales:
-        return [
-            judged(statement, scale, [cell for cell in found if cell.scale == scale])
-            for statement in STATEMENTS
-            for scale in scales
-        ]
-    reason = "smoke runs train for seconds and decide nothing" if found else "nothing was run"
-    return [Claim(statement.text, SMOKE, OPEN, reason, ()) for statement in STATEMENTS]
+    by_scale = {s: [cell for cell in found if cell.scale == s] for s in scales or [SMOKE]}
+    judged_ = [judged(each, s, there) for each in STATEMENTS for s, there in by_scale.items()]
+    return judged_ + [memory(s, there) for s, there in by_scale.items()]
 
 
 def judged(statement: Statement, scale: str, found: Sequence[Outcome]) -> Claim:
     """A claim holds if every comparison is for it, and does not if any is against it."""
-    evidence = _raised([_evidence(a, b) for a, b in statement.pairs([c for c in found if c.done])])
+    evidence = _raised([_evidence(each) for each in statement.contests(found)])
     agree = [each for each in evidence if decision(each) == "for"]
     against = [each for each in evidence if decision(each) == "against"]
     if not evidence:
-        return Claim(statement.text, scale, OPEN, "no two cells to compare were run", ())
+        return _not_run(statement.text, statement.grid, scale)
+    if scale == SMOKE:
+        return _too_short(statement.text)
     outcome = FAILS if against else HOLDS if len(agree) == len(evidence) else OPEN
     reason = (
         f"comparisons: {len(agree)} for it, {len(against)} against it, "
@@ -118,15 +42,41 @@ def judged(statement: Statement, scale: str, found: Sequence[Outcome]) -> Claim:
     return Claim(statement.text, scale, outcome, reason, tuple(evidence))
 
 
-def _evidence(a: Outcome, b: Outcome) -> Evidence:
-    first, second = a.sample, b.sample
-    assert first is not None and second is not None  # only finished cells are paired
-    axis = next(name for name in ("block", "protocols", "method") if a.at(name) != b.at(name))
-    places = [value for name, value in a.axes if name != axis]
-    where = f"{', '.join([a.grid, *places])}; here {a.here}"  # the stand-in is what was compared
-    comparison = compare(first, second)
-    names = a.at(axis), b.at(axis)
-    return Evidence(where, names, (first.mean, second.mean), comparison, comparison.p)
+def _not_run(text: str, grid: str, scale: str) -> Claim:
+    """A claim without results, and what would give them."""
+    needed = "paper" if grid == "bivit" else AT_LEAST if scale == SMOKE else scale
+    command = f"proxbit reproduce {grid} --scale {needed} --data DATA"
+    return Claim(text, scale, NOT_RUN, f"run it with  {command}", ())
+
+
+def _too_short(text: str) -> Claim:
+    return Claim(text, SMOKE, OPEN, "smoke runs train for seconds and decide nothing", ())
+
+
+def memory(scale: str, found: Sequence[Outcome]) -> Claim:
+    """Whole networks, packed, beside the same in float32: bytes, not chance."""
+    sizes = [
+        (before / after, cell)
+        for cell in found
+        if cell.at("task") == "BW" and cell.at("method") != "FP" and not cell.at("block")
+        and (before := cell.mean("bytes_float")) and (after := cell.packed("bytes"))
+    ]  # fmt: skip
+    if not sizes:
+        return _not_run(MEMORY, "cnn", scale)
+    if scale == SMOKE:
+        return _too_short(MEMORY)
+    ends = [f(sizes, key=lambda each: each[0]) for f in (min, max)]
+    least, most = (f"{times:.3g} times ({cell.here}, {cell.at('method')})" for times, cell in ends)
+    outcome = HOLDS if ends[0][0] >= ABOUT_THIRTY else FAILS
+    reason = f"packed networks, all that stays float included: {least} to {most}"
+    return Claim(MEMORY, scale, outcome, reason, ())
+
+
+def _evidence(contest: Contest) -> Evidence:
+    first, second = contest.first, contest.second
+    comparison = compare(first, second, contest.margin)
+    means = first.mean, second.mean
+    return Evidence(contest.where, contest.names, means, comparison, comparison.p)
 
 
 def _raised(evidence: list[Evidence]) -> list[Evidence]:
@@ -143,7 +93,7 @@ def decision(evidence: Evidence) -> str:
     """What one comparison says of its claim: for, against, or within chance."""
     if evidence.p >= LEVEL:
         return "within chance"
-    return "for" if difference(evidence) > 0 else "against"
+    return "for" if difference(evidence) + evidence.comparison.margin > 0 else "against"
 
 
 def in_words(evidence: Evidence) -> str:

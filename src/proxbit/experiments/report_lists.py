@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from proxbit.experiments.report_cells import Outcome, figures, how_trained, is_number
 from proxbit.experiments.report_claims import decision, difference
@@ -39,7 +39,7 @@ def evidence_table(claims: Sequence[Claim]) -> Table:
 def packed_table(found: Sequence[Outcome]) -> Table:
     """Size and speed of the packed networks beside the same in float32."""
     sizes, speeds = ("float", "packed", "smaller"), ("float ms", "packed ms", "faster")
-    head = ("grid", "scale", *_AXES, *sizes, *speeds, "device")
+    head = ("grid", "scale", *_AXES, "more", *sizes, *speeds, "device")
     cells = [cell for cell in found if cell.packed("bytes") is not None]
     rows = tuple((*_names(cell), *_sizes(cell), *_speeds(cell), _device(cell)) for cell in cells)
     notes = ("One image at a time; the float network has the same hard weights.",)
@@ -47,7 +47,13 @@ def packed_table(found: Sequence[Outcome]) -> Table:
 
 
 def _names(cell: Outcome) -> list[Entry]:
-    return [Entry(cell.grid), Entry(cell.scale), *(Entry(cell.at(axis)) for axis in _AXES)]
+    words = [cell.grid, cell.scale, *(cell.at(axis) for axis in _AXES), _more(dict(cell.axes))]
+    return [Entry(word) for word in words]
+
+
+def _more(key: Mapping[str, str]) -> str:
+    """Where a cell lies on the axes that only some grids have."""
+    return ", ".join(value for axis, value in key.items() if axis not in _AXES)
 
 
 def _sizes(cell: Outcome) -> list[Entry]:
@@ -92,8 +98,7 @@ def runs_table(lines: Sequence[ResultLine]) -> Table:
 
 
 def _run(line: ResultLine) -> tuple[Entry, ...]:
-    more = ", ".join(value for axis, value in line.key.items() if axis not in _AXES)
-    words = [line.grid, line.scale, *(line.key[axis] for axis in _AXES), more]
+    words = [line.grid, line.scale, *(line.key[axis] for axis in _AXES), _more(line.key)]
     result = figures(line)
     shares = [_share(result.get(name)) for name in ("float", "soft", "hardened", "hard")]
     if not line.done:

@@ -24,7 +24,7 @@ def pictures_of(grid: str, found: Sequence[Outcome]) -> list[Picture]:
 
 
 def _curves(done: Sequence[Outcome]) -> Iterator[Picture]:
-    """One chart per row: the curves of its methods; of an ablation, those of its protocols."""
+    """One chart per row: the curves of its methods, or of its protocols, or of its registers."""
     for (place, here), cells in _grouped(done).items():
         curves = [_curve(cell) for cell in cells]
         known = [curve for curve in curves if curve.hard]
@@ -36,7 +36,8 @@ def _curves(done: Sequence[Outcome]) -> Iterator[Picture]:
 def _grouped(done: Sequence[Outcome]) -> dict[tuple[Axes, str], list[Outcome]]:
     groups: dict[tuple[Axes, str], list[Outcome]] = {}
     for cell in done:
-        shared = without(cell.axes, "protocols" if cell.at("protocols") else "method")
+        varied = next((axis for axis in ("protocols", "bits") if cell.at(axis)), "method")
+        shared = without(cell.axes, varied)
         groups.setdefault((shared, cell.here), []).append(cell)
     return groups
 
@@ -46,7 +47,8 @@ def _curve(cell: Outcome) -> Curve:
     protocols = cell.at("protocols")
     name = protocols if protocols in ("", "none") else f"+ {protocols.split('+')[-1]}"
     hard, soft = (_course(cell.done, which) for which in ("hard", "soft"))
-    return Curve(name or cell.at("method"), hard, soft if soft != hard else ())
+    shown = name or cell.at("bits") or cell.at("method")
+    return Curve(shown, hard, soft if soft != hard else ())
 
 
 def _course(lines: Sequence[ResultLine], name: str) -> Points:

@@ -59,7 +59,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper at one scale: "holds", "does not hold" or "not decided", and why."""
+    """A claim of the paper at one scale and why: holds, does not hold, not decided, not run."""
 
     text: str
     scale: str

@@ -38,15 +38,17 @@ class Sample:
 class Comparison:
     """How much two means differ, how often chance alone would do that (p), and which test says so.
 
-    ``test`` is "seeds" (Welch) or "images" (two proportions).
+    ``test`` is "seeds" (Welch) or "images" (two proportions). With a ``margin``, p is of a
+    difference that far from -margin.
     """
 
     difference: float
     p: float
     test: str
+    margin: float = 0.0
 
 
-def compare(a: Sample, b: Sample) -> Comparison:
+def compare(a: Sample, b: Sample, margin: float = 0.0) -> Comparison:
     """Whether two cells differ: over seeds where both have a spread, else over the test images.
 
     One seed says nothing of the spread between seeds, so the two-proportion test then knows only
@@ -54,25 +56,30 @@ def compare(a: Sample, b: Sample) -> Comparison:
     """
     seeds = min(len(a.values), len(b.values)) > 1 and a.variance + b.variance > 0
     if seeds:
-        return Comparison(a.mean - b.mean, welch(a, b), "seeds")
-    p = two_proportions(a.mean, a.images, b.mean, b.images)
-    return Comparison(a.mean - b.mean, p, "images")
+        return Comparison(a.mean - b.mean, welch(a, b, margin), "seeds", margin)
+    p = two_proportions(a.mean, a.images, b.mean, b.images, margin)
+    return Comparison(a.mean - b.mean, p, "images", margin)
 
 
-def welch(a: Sample, b: Sample) -> float:
-    """Two-sided p of Welch's t-test: equal means, whatever the variances."""
+def welch(a: Sample, b: Sample, margin: float = 0.0) -> float:
+    """Two-sided p of Welch's t-test: means that differ by -margin, whatever the variances."""
     u, v = a.variance / len(a.values), b.variance / len(b.values)
-    t2 = (a.mean - b.mean) ** 2 / (u + v)
+    t2 = (a.mean - b.mean + margin) ** 2 / (u + v)
     share = u / (u + v)
     freedom = 1 / (share**2 / (len(a.values) - 1) + (1 - share) ** 2 / (len(b.values) - 1))
     return beta_share(freedom / (freedom + t2), freedom / 2, 0.5)
 
 
-def two_proportions(a: float, n: int, b: float, m: int) -> float:
-    """Two-sided p of the pooled two-proportion test: a of n images right, and b of m."""
+def two_proportions(a: float, n: int, b: float, m: int, margin: float = 0.0) -> float:
+    """Two-sided p of the two-proportion test: a of n images right, and b of m.
+
+    Shares that are supposed to be equal have one variance, that of their mean; with a margin each
+    has its own.
+    """
     pooled = (a * n + b * m) / (n + m)
-    variance = pooled * (1 - pooled) * (1 / n + 1 / m)
-    return math.erfc(abs(a - b) / math.sqrt(2 * variance)) if variance > 0 else 1.0
+    each = ((a, n), (b, m)) if margin else ((pooled, n), (pooled, m))
+    variance = math.fsum(share * (1 - share) / count for share, count in each)
+    return math.erfc(abs(a - b + margin) / math.sqrt(2 * variance)) if variance > 0 else 1.0
 
 
 def beta_share(x: float, a: float, b: float) -> float:

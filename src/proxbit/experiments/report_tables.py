@@ -11,7 +11,7 @@ from proxbit.experiments.report_cells import Axes, Outcome, ordered, without
 from proxbit.experiments.report_records import Entry, Table, points, signed
 from proxbit.experiments.report_statistics import LEVEL, compare
 
-LABELS = ("model", "dataset", "pipeline", "task", "block")
+LABELS = ("model", "dataset", "pipeline", "task", "block", "bits")
 SWITCHES = {
     "scale": "scaling",
     "norm": "normalization",

@@ -17,7 +17,7 @@ HOW_TO_READ = (
     "with fewer, the two-proportion test over the images, which knows nothing of the spread "
     "between seeds and is therefore too sure of itself.",
     "A claim holds if all its comparisons are significantly for it, does not hold if any is "
-    "significantly against it, and is not decided otherwise. The p of its comparisons are raised "
-    "by Holm's method, because among many tests some look significant by chance. Only cells that "
-    "were trained alike are compared.",
+    "significantly against it, is not run without any, and is not decided otherwise. The p of its "
+    "comparisons are raised by Holm's method, because among many tests some look significant by "
+    "chance. Only cells that were trained alike are compared.",
 )

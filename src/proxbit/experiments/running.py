@@ -19,7 +19,7 @@ from proxbit.experiments.configs import (
     float_folder,
     needs_float,
 )
-from proxbit.experiments.grids import Cell
+from proxbit.experiments.grids import STATED, Cell
 from proxbit.experiments.measuring import packed_figures, verdict_of
 from proxbit.experiments.process import Broken, log_of, read_about, train
 from proxbit.experiments.results import (
@@ -189,8 +189,11 @@ def _run_elsewhere(
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
-    """What a run depends on besides its options: a float network has no task."""
-    axes = cell.axes | ({"task": "any"} if cell.axes["method"] == "FP" else {})
+    """What a run depends on besides its options: a float network has no task.
+
+    A register has 8 bits unless its grid says otherwise.
+    """
+    axes = {"bits": STATED} | cell.axes | ({"task": "any"} if cell.axes["method"] == "FP" else {})
     return axes, cell.seed, cell.scale
 
 

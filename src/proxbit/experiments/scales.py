@@ -12,7 +12,8 @@ class Scale:
 
     Attributes:
         text: What it is, in a few words.
-        models: From the paper's names to what trains.
+        models: From the paper's names to what trains; where that depends on the images, from
+            "model, data set".
         epochs: By pipeline.
         common: Options of every run.
         transformers: Further options of runs with attention.
@@ -31,6 +32,10 @@ class Scale:
     data: str | None = None
     float_epochs: int = 0
     measure: bool = True
+
+    def model(self, name: str, dataset: str) -> str:
+        """What trains in the place of a model of the paper on its images."""
+        return self.models.get(f"{name}, {dataset}", self.models.get(name, ""))
 
 
 _VITS = ("ViT-B", "DeiT-T")
@@ -59,10 +64,15 @@ SCALES: dict[str, Scale] = {
     "paper": Scale(
         "the paper's models and epochs: a cluster of GPUs",
         models={
-            "ResNet20": "resnet20", "ResNet50": "timm/resnet50",
-            "ViT-B": "timm/vit_base_patch16_224", "DeiT-T": "timm/deit_tiny_patch16_224",
-            "DeiT-S": "timm/deit_small_patch16_224", "DeiT-B": "timm/deit_base_patch16_224",
-            "Swin-T": "timm/swin_tiny_patch4_window7_224", "NesT-T": "timm/nest_tiny",
+            "ResNet20": "resnet20", "ResNet50": "timm/resnet50.a1_in1k",
+            # The paper's files: what knows ImageNet-1K for CIFAR, what knows 21K for ImageNet-1K.
+            "ViT-B": "timm/vit_base_patch16_224.augreg_in21k_ft_in1k",
+            "ViT-B, ImageNet-1K": "timm/vit_base_patch16_224.augreg_in21k",
+            "DeiT-T": "timm/deit_tiny_patch16_224.fb_in1k",
+            "DeiT-S": "timm/deit_small_patch16_224.fb_in1k",
+            "DeiT-B": "timm/deit_base_patch16_224.fb_in1k",
+            "Swin-T": "timm/swin_tiny_patch4_window7_224.ms_in1k",
+            "NesT-T": "timm/nest_tiny_jx.goog_in1k",
         },
         epochs={"FT": 100, "E2E": 300}, common={"settings": "paper"},
         transformers={"image_size": 224, "batch": 512, "pretrain": 5},

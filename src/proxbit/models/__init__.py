@@ -1,6 +1,7 @@
 """Models by name, and weights for them. They know torch and timm, and nothing of bits."""
 
 from proxbit.models.building import build
+from proxbit.models.from_timm import keeps_classes, pretrained_classes
 from proxbit.models.loading import Loaded, load_weights
 from proxbit.models.parts import is_transformer
 from proxbit.models.resnet import (
@@ -21,7 +22,9 @@ __all__ = [
     "build",
     "cifar_resnet",
     "is_transformer",
+    "keeps_classes",
     "load_weights",
+    "pretrained_classes",
     "resnet8",
     "resnet20",
     "resnet32",

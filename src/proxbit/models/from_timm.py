@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from proxbit.compat import allow_torchvision
-from proxbit.text import first_line, unknown
+from proxbit.text import few, first_line, unknown
 
 # timm's word: ours
 _SIZES = {"num_classes": "classes", "in_chans": "channels", "img_size": "image_size"}
@@ -75,6 +75,24 @@ def _has_fixed_size(name: str) -> bool:
     return settings is not None and bool(settings.fixed_input_size)
 
 
+def pretrained_classes(name: str) -> int | None:
+    """How many classes the weights know that timm has for ``timm/NAME``; None where it has none.
+
+    >>> pretrained_classes("timm/deit_tiny_patch16_224"), pretrained_classes("resnet20")
+    (1000, None)
+    """
+    if not name.startswith("timm/"):
+        return None
+    settings = import_timm().models.get_pretrained_cfg(name.removeprefix("timm/"))
+    return settings.num_classes if settings is not None and settings.has_weights else None
+
+
+def keeps_classes(model: nn.Module) -> bool:
+    """Whether timm's own weights of a model, once fetched, have its classes: as many as theirs."""
+    settings: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    return "num_classes" in settings and settings["num_classes"] == model.num_classes
+
+
 def _window(name: str, grid: int) -> int | None:
     """A window for Swin that needs no padding, where its own does not divide the grid of patches.
 
@@ -106,6 +124,13 @@ def _reason(name: str, pretrained: bool, wanted: dict[str, Any], error: Exceptio
         return f"timm/{name} sets {option!r} by itself: leave it out, or choose another model"
     if told is not None:
         return _unknown_option(name, told[3], _arguments(name, told[1]))
+    if pretrained and not _has_weights(name):
+        known = import_timm().list_pretrained(f"{name.partition('_')[0]}*")
+        others = f", such as {few([f'timm/{each}' for each in known])}" if known else ""
+        return (
+            f"timm has no weights for {name}: leave pretrained out, choose a model that has "
+            f"some{others}, or give a file to load_weights (--weights FILE)"
+        )
     if pretrained and not isinstance(error, TypeError | AssertionError):
         return (
             f"timm cannot fetch the weights of {name} ({first}); get the "
@@ -114,6 +139,11 @@ def _reason(name: str, pretrained: bool, wanted: dict[str, Any], error: Exceptio
         )
     values = ", ".join(f"{_OURS.get(key, key)}={value!r}" for key, value in wanted.items())
     return f"timm/{name} cannot be built with {values}: {first}"
+
+
+def _has_weights(name: str) -> bool:
+    settings = import_timm().models.get_pretrained_cfg(name)
+    return settings is not None and bool(settings.has_weights)
 
 
 def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:

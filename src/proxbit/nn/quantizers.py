@@ -145,9 +145,10 @@ class WeightQuantizer(Quantizer):
         if self.hard:
             dims = self.method.scale.dims(w)
             return maps.sign(w.detach()), w.detach().abs().amax(dims, keepdim=True)
-        if self.looks_through():
-            return w, None
         f, unit, scale = self._evaluate(w)
+        if self.looks_through():
+            # In units of the scale, as the signs are: a register counts them alike.
+            return (w, None) if scale is None else (w / _not_quite_zero(scale), scale)
         if self.method.scale.gradient == "full":
             factor = None if unit is None else 1 / unit
             f = bind(w, f, self.strength, self.pair, unit, factor, self._shift())

@@ -3,6 +3,7 @@
 from proxbit.theory.bound import Record
 from proxbit.theory.following import Trail, follow
 from proxbit.theory.galleries import gallery
+from proxbit.theory.lines import draw_linear_quantizer
 from proxbit.theory.pictures import draw
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.repairs import Repair, repair
@@ -18,6 +19,7 @@ __all__ = [
     "Verdict",
     "check",
     "draw",
+    "draw_linear_quantizer",
     "follow",
     "gallery",
     "recover",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from proxbit import pairs
 from proxbit.pairs import Pair
 from proxbit.theory.layout import lay_out
+from proxbit.theory.lines import RHO, SHIFTS, VARRHO
 from proxbit.theory.pictures import (
     BACKWARD,
     FORWARD,
@@ -26,8 +27,6 @@ from proxbit.theory.verdict import check
 
 if TYPE_CHECKING:
     from proxbit.theory.pictures import Axes, Figure
-
-RHO, VARRHO = "\N{GREEK SMALL LETTER RHO}", "\N{GREEK RHO SYMBOL}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ FIGURE_1 = (
     Shown("BNN+", pairs.bnn_plus, 5.0, "µ = 5"),
     Shown("BNN++", pairs.bnn_plus_plus, 5.0, "µ = 5"),
 )
-FIGURE_4 = (_line(0.0, 0.2), _line(0.2, 0.2), _line(0.2, 0.0))
+FIGURE_4 = tuple(_line(*shifts) for shifts in SHIFTS)
 FIGURE_5 = (
     Shown("Bi-Real", pairs.bi_real),
     Shown("R-BNN", pairs.r_bnn, 2.0, "s = 2"),

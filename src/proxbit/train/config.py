@@ -85,9 +85,10 @@ class Config:
     )
     normalize: str = option(
         "data",
-        "Mean and deviation of the images: their own, or ImageNet's, which many weights expect.",
+        "Mean and deviation of the images: their own; ImageNet's, which many weights expect; or "
+        "half and half, which Google's vision transformers expect.",
         group=_DATA,
-        known=("data", "imagenet"),
+        known=("data", "imagenet", "half"),
     )
     hold_back: float = option(
         0.0,
@@ -98,7 +99,7 @@ class Config:
     workers: int = option(0, "Processes that decode image folders.", group=_DATA)
     settings: str = option(
         "default",
-        "default, or paper: the strengths and scales it states.",
+        "default, or paper: what it states, and one way to train for all methods.",
         group=_BITS,
         known=("default", "paper"),
     )
@@ -168,10 +169,11 @@ class Config:
     sharp_strength: float | None = option(
         None, "Strength of its backward map there.", group=_STEPS, shown="the last one"
     )
-    frozen: float = option(
-        0.15,
+    frozen: float | None = option(
+        None,
         "Last share of the steps, after hardening: signs stay, the rest trains on.",
         group=_STEPS,
+        shown="0.15; 0 in paper settings",
     )
     recalibrate: int = option(
         20, "Batches that refresh batch-norm statistics of a hard network.", group=_STEPS

@@ -12,6 +12,7 @@ from proxbit.text import numbers
 from proxbit.train.config import Config
 
 MOST = 0.6  # of the steps before hardening, in which a method sees signs by default
+FROZEN = {"default": 0.15, "paper": 0.0}  # the paper's strengths end with the last step
 
 
 def settled(config: Config) -> Config:
@@ -24,7 +25,8 @@ def settled(config: Config) -> Config:
     ('1:3:log', 'current')
     """
     method = find_method(config.method, config.settings)
-    own: dict[str, Any] = {"sharp": min(method.sharp, MOST * (1 - config.frozen))}
+    frozen = FROZEN[config.settings] if config.frozen is None else config.frozen
+    own: dict[str, Any] = {"frozen": frozen, "sharp": min(method.sharp, MOST * (1 - frozen))}
     if method.binary:
         own |= {
             "strength": _spell(method.schedule),

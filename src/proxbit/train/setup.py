@@ -15,8 +15,8 @@ from proxbit.advice import SettingsWarning
 from proxbit.convert import binarize
 from proxbit.data import RECIPES, Loader, open_data
 from proxbit.data.folder import MEAN, STD
-from proxbit.methods import find_method
-from proxbit.models import build, is_transformer, load_weights
+from proxbit.methods import Method, find_method
+from proxbit.models import build, is_transformer, keeps_classes, load_weights
 from proxbit.relu import replacement
 from proxbit.text import unknown
 from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
@@ -79,8 +79,8 @@ def prepare(config: Config) -> Job:
     """
     method = find_method(config.method, config.settings)
     data = open_data(config.data, root=config.data_root, download=config.download)
-    if config.normalize == "imagenet":
-        mean, std = _imagenet(data.channels)
+    if config.normalize != "data":
+        mean, std = _expected(config.normalize, data.channels)
         data = replace(data, mean=mean, std=std)
     if config.hold_back:
         data = data.hold_back(config.hold_back, seed=config.seed)
@@ -110,7 +110,10 @@ def prepare(config: Config) -> Job:
         return job
 
 
-def _imagenet(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _expected(normalize: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and deviation that others' weights were trained with."""
+    if normalize == "half":
+        return (0.5,) * channels, (0.5,) * channels
     if channels != 3:
         raise ValueError(f"ImageNet's mean is of 3 channels, and these images have {channels}")
     return MEAN, STD
@@ -136,41 +139,55 @@ def resolve(config: Config, model: nn.Module) -> Config:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
         raise ValueError("an end-to-end run starts from random weights: leave out --weights")
-    if config.frozen + (config.sharp or 0) >= 1:
+    config = settled(config)
+    if (config.frozen or 0) + (config.sharp or 0) >= 1:
         raise ValueError(
             f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
             "together they are below 1"
         )
     method = find_method(config.method, config.settings)
-    binary = method.binary
+    # In the paper's settings all methods are trained alike, float or not, whatever the task.
+    binary, alike = method.binary, config.settings == "paper"
     tuned, attends = config.weights is not None, is_transformer(model)
     optimizer = config.optimizer or ("adamw" if attends else "adam")
     values: dict[str, Any] = {
         "pipeline": "fine-tune" if tuned else "end-to-end",
         "augment": "timm" if attends else "crop",
         "optimizer": optimizer,
-        "rate": (INPUT_RATES if binary and config.task != "BW" else RATES)[optimizer],
+        "rate": (INPUT_RATES if binary and config.task != "BW" and not alike else RATES)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
-        "relu": "keep" if config.task == "BW" else replacement(method).__name__.lower(),
-        "distill": binary and (config.teacher is not None or (attends and _teaches(config))),
+        "relu": "keep" if config.task == "BW" else "hardtanh" if alike else _in_place(method),
+        "distill": binary and (config.teacher is not None or (attends and _teaches(config, model))),
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
     }
-    open_ = {k: v for k, v in values.items() if getattr(config, k) is None}
-    return settled(replace(config, **open_))
+    return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
 
 
-def _teaches(config: Config) -> bool:
+def _in_place(method: Method) -> str:
+    """What replaces a ReLU in front of a binary input, by its name."""
+    return replacement(method).__name__.lower()
+
+
+def _teaches(config: Config, model: nn.Module) -> bool:
     """Whether the weights that a run starts from know its classes."""
-    return config.weights not in (None, "pretrained") and not config.new_head
+    if config.weights == "pretrained":
+        return keeps_classes(model)
+    return config.weights is not None and not config.new_head
 
 
 def _teacher(config: Config, data: Any, model: nn.Module) -> nn.Module | None:
     if not config.distill:
         return None
     if config.teacher is not None:
-        return _network(replace(config, new_head=False), data, config.teacher)[0].eval()
-    if not _teaches(config):
+        teacher = _network(replace(config, new_head=False), data, config.teacher)[0].eval()
+        if config.teacher == "pretrained" and not keeps_classes(teacher):
+            raise ValueError(
+                f"timm's weights of {config.model} know other classes than these "
+                f"{len(data.classes)}: give --teacher a file of a network that knows them"
+            )
+        return teacher
+    if not _teaches(config, model):
         raise ValueError(
             "distillation learns from a float network of the same classes: give --teacher, or "
             "--weights that have them, or --no-distill"
@@ -193,7 +210,8 @@ def _binary(job: Job) -> Job:
             settings=config.settings, schedule=parse_strength(config.strength), scale=config.scale,
             unit=config.unit,  # type: ignore[arg-type]
             input_schedule=parse_strength(config.input_strength),
-            sharp=(config.sharp or 0.0) / (1 - config.frozen), sharp_strength=config.sharp_strength,
+            sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
+            sharp_strength=config.sharp_strength,
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
             bits=config.bits,
         )  # fmt: skip

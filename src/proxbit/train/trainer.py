@@ -63,7 +63,7 @@ class Trainer:
         self.train = job.loader("train", True, team.device, team.rank, team.world)
         self.epoch_steps = min(self.train.steps, self.config.limit or self.train.steps)
         self.steps = self.config.epochs * self.epoch_steps
-        frozen = math.ceil(self.config.frozen * self.steps) if self.binary else 0
+        frozen = math.ceil((self.config.frozen or 0) * self.steps) if self.binary else 0
         self.soft_steps = self.steps - frozen
         self.last_loss, self.saved_at = math.nan, time.monotonic()
         self.watch: Callable[[Trainer], None] = lambda _: None
