@@ -80,7 +80,7 @@ def test_a_cell_runs_once_and_its_line_says_everything(place, tmp_path):
     assert line.result == json.loads((run / "result.json").read_text())
     assert line.config == json.loads((run / "config.json").read_text())
     assert line.curve == [record.to_dict() for record in read_records(run / "metrics.jsonl")]
-    assert line.verdict.startswith("admitted") and line.packed is None
+    assert "signs of BNN++: refused" in line.verdict and line.packed is None
     assert {"proxbit", "torch", "numpy", "python"} <= line.versions.keys() and line.seconds > 0
     assert states(run_grid(wanted, asked, tmp_path)) == ["skipped"]
     assert (tmp_path / FILE).read_bytes() == before
@@ -214,7 +214,10 @@ def test_packed_figures_are_those_of_the_file(place, tmp_path):
 
 
 def test_the_verdict_follows_the_method_and_its_settings():
-    assert verdict_of(Config(method="bnn++")).startswith("admitted")
+    by_phase = verdict_of(Config(method="bnn++"))
+    shares = ("35 % of the steps, BNN++: admitted", "50 % of the steps, signs of BNN++: refused")
+    assert all(words in by_phase for words in (*shares, "15 % train no binary weight"))
+    assert "85 % of the steps, BNN++: admitted" in verdict_of(Config(method="bnn++", sharp=0.0))
     assert verdict_of(Config(method="bnn+", settings="paper")).startswith("refused: ")
     assert verdict_of(Config(method="pq")).startswith("refused: the step starts from the quantized")
     assert verdict_of(Config(method="fp")).startswith("float")

@@ -69,7 +69,8 @@ def config(place: Path) -> Config:
 def test_all_admitted_methods_are_candidates_and_no_other():
     found = {each.method for each in find_candidates()}
     assert found == {name for name, m in METHODS.items() if m.binary and check(m).admitted}
-    assert "fp" not in found and "bnn+" not in found and "bnn++" in found
+    assert "fp" not in found and "bnn+" not in found and "bnn++prox" in found
+    assert "bnn++" not in found  # its signs are refused
 
 
 def test_named_and_own_methods_are_tried_whatever_their_verdict(place):

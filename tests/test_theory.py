@@ -19,7 +19,7 @@ from proxbit.theory.layout import lay_out
 IN_THE_FAMILY = {
     "fp": True, "ptb": False, "bc": True, "pc": True, "pq": False, "rpc": False, "bnn": True,
     "bnn+": False, "bnn++": True, "bi-real": False, "r-bnn": False, "poly+": True, "ede": False,
-    "ede+": True, "react": True,
+    "ede+": True, "react": True, "bnn++prox": True,
 }  # fmt: skip
 ADMITTED = {
     "fp": pb.full_precision, "bc": pb.binary_connect, "pc": pb.prox_connect(),

@@ -134,7 +134,8 @@ def _in_columns(rows: list[dict[str, Any]]) -> str:
     used = [formula for method in METHODS.values() for formula in formulas.formulas(method)]
     short = {formula.full: formula.short for formula in used}
     head = ("name", "F", "B", "strength", "rule", "verdict")
-    cells = [[short.get(row[column], row[column]) for column in head] for row in rows]
+    words = short | {"admitted in part": "in part"}
+    cells = [[words.get(row[column], row[column]) for column in head] for row in rows]
     written_out = [full for full in short if full != short[full]]
     return "\n".join([table(head, cells), "", *written_out, formulas.LETTERS, formulas.SIGNS])
 

@@ -104,6 +104,10 @@ METHODS: dict[str, Method] = {
         "BNN+", pairs.bnn_plus, Constant(0.5), unit="initial", input_schedule=Constant(2)
     ),
     "bnn++": _soft,
+    "bnn++prox": Method(
+        "BNN++ prox", pairs.swish_of_prox(), Linear(0, 2), scale=SCALES["ls"], unit="current",
+        input_pair=pairs.bnn_plus, input_schedule=Linear(1, 5),
+    ),
     "bi-real": Method("Bi-Real", pairs.bi_real),
     "r-bnn": Method(
         "R-BNN", pairs.r_bnn, Logarithmic(1e-2, 1e1),
@@ -140,6 +144,7 @@ _STATED: dict[str, dict[str, object]] = {
     **dict.fromkeys(("pc", "pq", "rpc"), _SAME_LINE),
     "bnn+": {"schedule": Constant(5), "unit": "one", "input_schedule": None},
     "bnn++": {"schedule": Linear(5, 30), "unit": "one", "input_schedule": None},
+    "bnn++prox": {"schedule": Linear(0.01, 10), "input_schedule": Linear(5, 30)},
     "poly+": {
         "schedule": Logarithmic(1e-2, 1e1), "unit": "one",
         "input_schedule": AtLeast(1.0, Logarithmic(1e-2, 1e1)),

@@ -111,30 +111,30 @@ def swish_of_prox(start: float = 0.5, end: float = 0.5) -> Pair:
             f"start and end are strengths of a sign-Swish that rises up to 1: "
             f"between 0 and 2.3994, not {start:g} and {end:g}"
         )
-    inner = partial(prox.linear_quantizer, varrho=0.0)
-    return replace(
-        from_transform(
-            partial(_unit_swish, start, end), partial(_unit_swish_slope, start, end), inner, "BNN++"
-        ),
-        knots=_knots_of_prox_connect,
-        limit=maps.sign,
-    )
+    return Pair(
+        partial(prox_swish, start, end), partial(prox_swish_slope, start, end), "BNN++ prox",
+        knots=_knots_of_prox_connect, limit=maps.sign, proximal=prox.linear_quantizer,
+    )  # fmt: skip
 
 
-def _unit_swish(start: float, end: float, z: Tensor, s: Strength) -> Tensor:
-    """The sign-Swish divided by its value at 1; exactly +-1 there."""
-    mu = _between(start, end, z, s)
-    return torch.where(z.abs() == 1, z, maps.sign_swish(z, mu) / maps.sign_swish(mu / mu, mu))
+def prox_swish(start: float, end: float, w: Tensor, s: Strength) -> Tensor:
+    """T o L: see :func:`swish_of_prox`."""
+    z, mu, top = _behind_prox(start, end, w, s)
+    return torch.where(z.abs() == 1, z, maps.sign_swish(z, mu) / top)
 
 
-def _unit_swish_slope(start: float, end: float, z: Tensor, s: Strength) -> Tensor:
-    mu = _between(start, end, z, s)
-    return maps.sign_swish_slope(z, mu) / maps.sign_swish(mu / mu, mu)
+def prox_swish_slope(start: float, end: float, w: Tensor, s: Strength) -> Tensor:
+    """T' o L: see :func:`swish_of_prox`."""
+    z, mu, top = _behind_prox(start, end, w, s)
+    return maps.sign_swish_slope(z, mu) / top
 
 
-def _between(start: float, end: float, z: Tensor, s: Strength) -> Tensor:
-    rho = torch.as_tensor(s, dtype=z.dtype, device=z.device).clamp(max=1)
-    return start + (end - start) * rho
+def _behind_prox(
+    start: float, end: float, w: Tensor, s: Strength
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L(w), the sign-Swish's own strength, and its value at 1."""
+    mu = torch.as_tensor(s, dtype=w.dtype, device=w.device).clamp(max=1) * (end - start) + start
+    return prox.linear_quantizer(w, s), mu, maps.sign_swish(torch.ones_like(mu), mu)
 
 
 # Ways to build a pair that the theory admits -----------------------------------------------------

@@ -14,7 +14,7 @@ from proxbit.methods import find_method
 from proxbit.theory import check
 from proxbit.train.config import Config
 from proxbit.train.folder import RunFolder
-from proxbit.train.settings import parse_strength
+from proxbit.train.settings import parse_strength, settled
 
 SECONDS = 1.5
 
@@ -41,11 +41,12 @@ def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None
 
 def verdict_of(config: Config) -> str:
     """What the theory says of a run's method at its strengths, phase by phase."""
+    config = settled(config)
+    frozen, sharp = config.frozen or 0.0, config.sharp or 0.0
     method = find_method(
         config.method, config.settings, schedule=parse_strength(config.strength),
-        sharp=None if config.sharp is None else config.sharp / (1 - config.frozen),
-        sharp_strength=config.sharp_strength,
+        sharp=sharp / (1 - frozen), sharp_strength=config.sharp_strength,
     )  # fmt: skip
     if not method.binary:
         return "float: there is no pair to judge"
-    return str(check(method, frozen=config.frozen))
+    return str(check(method, frozen=frozen))

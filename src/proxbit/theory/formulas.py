@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from proxbit import maps, prox
+from proxbit import maps, pairs, prox
 from proxbit.methods import PC, PQ, PTB, RPC, Method, Rule
 from proxbit.text import percent
 
 LETTERS = "s is the strength, k = max(1/s, 1), a a learned shift per output channel"
-SIGNS = "signs: in those steps the network sees the sign of F, so what trains is (sign of F, B)"
+SIGNS = "signs: in the last steps the network sees the sign of F, and what trains is (sign of F, B)"
 RULES: dict[Rule, str] = {PC: "PC", PQ: "PQ", RPC: "rPC", PTB: "PTB"}
 
 
@@ -57,6 +57,8 @@ FORMULAS: dict[Callable[..., Any], Formula] = {
     maps.poly_slope: _formula("max(k s (√2 - |z|), 0)"),
     maps.soft_sign: _formula("k tanh(s w)"),
     maps.soft_sign_slope: _formula("k s sech²(s w)"),
+    pairs.prox_swish: _formula("SS(L(w)) / SS(1)", ", SS at strength 0.5, exactly ±1 where L is"),
+    pairs.prox_swish_slope: _formula("SS'(L(w)) / SS(1)", ", SS at strength 0.5"),
     prox.linear_quantizer: _formula("L(w)", ": a line, then ±1 from |w| = 1 - s on"),
 }
 _WITHOUT_STRENGTH = (maps.identity, maps.sign, maps.one, maps.inside, maps.triangle)
@@ -83,13 +85,13 @@ def strength(method: Method) -> str:
 
     >>> from proxbit.methods import METHODS
     >>> [strength(METHODS[key]) for key in ("bc", "bnn++", "pq")]
-    ['none', '1 to 3, log; last 50 % signs', 'rate times λ, λ 0 to 0.3']
+    ['none', '1 to 3, log; 50 % signs', 'rate times λ, λ 0 to 0.3']
     """
     pair = method.pair
     if pair.forward in _WITHOUT_STRENGTH and pair.backward in _WITHOUT_STRENGTH:
         return "none"
     words = f"rate times λ, λ {method.schedule}" if method.by_rate else str(method.schedule)
-    return f"{words}; last {percent(method.sharp)} signs" if method.sharp else words
+    return f"{words}; {percent(method.sharp)} signs" if method.sharp else words
 
 
 def input_strength(method: Method) -> str:
