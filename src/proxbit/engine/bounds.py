@@ -64,7 +64,7 @@ def find_bounds(
             values = step(values)
         if shift is not None:
             values = values - shift.reshape(-1, *trailing)
-        return intervals(sums, maps.sign(values).flatten(1) > 0)
+        return intervals(sums, ~(maps.sign(values).flatten(1) < 0))  # NaN is +1, as in a kernel
 
 
 def intervals(sums: Tensor, positive: Tensor) -> Bounds | None:
