@@ -158,7 +158,26 @@ def test_a_packed_convolution_keeps_the_memory_format() -> None:
         assert found.stride() == expected.stride()
 
 
-# Whole networks, in every layout, for every kernel of torch -----------------------------------------
+@pytest.mark.slow
+@torch.no_grad()
+def test_an_onnx_file_reads_sign_bits_too(tmp_path: Path) -> None:
+    """Special values, activations that give -0.0, sums of zero, scales of zero."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    layers = [nn.Identity(), nn.Conv2d(10, 8, 3, bias=False), nn.Hardswish(), nn.Conv2d(8, 9, 3)]
+    model = nn.Sequential(*layers, nn.SiLU(), nn.Conv2d(9, 4, 1, bias=False))
+    model[1].weight *= 100
+    model[1].weight[:2] = 0.0
+    hard(model, "bnn", "BWA")
+    x = torch.tensor(ODD)[torch.randint(0, len(ODD), (3, 10, 8, 8))]
+    pb.export_onnx(model, x, tmp_path / "net.onnx")
+    providers = ["CPUExecutionProvider"]
+    session = runtime.InferenceSession(tmp_path / "net.onnx", providers=providers)
+    assert bool((model[:3](x) == 0).any())
+    assert torch.equal(torch.from_numpy(session.run(None, {"input": x.numpy()})[0]), model(x))
+
+
+# Whole networks, in both layouts, for all kernels of torch -----------------------------------------
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": nn.ReLU, "relu6": nn.ReLU6, "gelu": nn.GELU, "gelu tanh": lambda: nn.GELU("tanh"),

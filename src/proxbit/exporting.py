@@ -109,11 +109,15 @@ def _bipolar_quant(x: Tensor, scale: Tensor) -> Tensor:
     )
 
 
+def _rounded(sums: Tensor) -> Tensor:
+    """The nearest integers, none of them -0.0, which Round would make of -1e-9."""
+    return (sums + 0.5).floor()
+
+
 # Runtimes fold a scale behind a convolution into its weights, or convolve by fractions (Winograd):
 # a sum of 0 is then 1e-9 or -1e-9, and the sign behind it a coin. Rounding forbids the first and
-# mends the second; not by Round, which makes -0.0 of -1e-9. A tool that reads BipolarQuant knows by
-# type that the sums are integers. The sign has no comparison: those do not see the sign bit of -0.0.
-STANDARD = Dialect(lambda w, scale: w, lambda x, one: maps.sign(x), lambda sums: (sums + 0.5).floor())
+# mends the second. A tool that reads BipolarQuant knows by type that the sums are integers.
+STANDARD = Dialect(lambda w, scale: w, lambda x, one: maps.sign(x), _rounded)
 BIPOLAR = Dialect(_bipolar_quant, _bipolar_quant, lambda sums: sums)
 
 

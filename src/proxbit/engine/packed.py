@@ -202,8 +202,9 @@ class PackedLayer(nn.Module):
         if self.form.register_bits:
             held = wrap(sums, self.form.register_bits)
             sums = cyclic(held, self.form.register_bits, self.form.slope)
-        parts = (self._scales(), self.bias)
-        return scaled(sums, *(None if t is None else self._per_output(t, self.shape[2:]) for t in parts))
+        trailing = self.shape[2:]
+        bias = None if self.bias is None else self._per_output(self.bias, trailing)
+        return scaled(sums, self._per_output(self._scales(), trailing), bias)
 
     def followed(self, out: Tensor) -> Tensor:
         """What the folded modules make of an output."""
