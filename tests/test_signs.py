@@ -177,7 +177,7 @@ def test_an_onnx_file_reads_sign_bits_too(tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(session.run(None, {"input": x.numpy()})[0]), model(x))
 
 
-# Whole networks, in both layouts, for all kernels of torch -----------------------------------------
+# Whole networks, in both layouts, for all kernels of torch ----------------------------------------
 
 ACTIVATIONS: dict[str, Any] = {
     "relu": nn.ReLU, "relu6": nn.ReLU6, "gelu": nn.GELU, "gelu tanh": lambda: nn.GELU("tanh"),
