@@ -41,7 +41,7 @@ inline Sigmoid sigmoid(Floats z) {
   const Floats q = (low + r2 * (middle + r2 * 0.00139336882f)) * r2 + r;
   const Floats part = power * q, e = flat ? Floats{} : part + power;
   const Floats inverse = 1.0f / (1.0f + e);
-  return {a, -(part + (power - 1.0f)) * inverse, e * inverse * inverse};
+  return {a, ((1.0f - power) - part) * inverse, e * inverse * inverse};  // no -0.0
 }
 
 inline Floats swish(Floats z) {
