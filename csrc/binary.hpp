@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "proxbit.h"
@@ -26,6 +27,17 @@ static inline bool countable(std::initializer_list<int64_t> sizes) {
   for (const int64_t size : sizes)
     if (__builtin_mul_overflow(product, size, &product)) return false;
   return true;
+}
+
+// The bits of -inf as an integer: those of -0.0 and of all numbers below 0 are not above it, those of the
+// others are, and those of every NaN, so that NaN is +1 whatever made it.
+constexpr int32_t kLastNegative = -0x00800000;
+
+// Whether the sign of a float is +1: its sign bit is not set.
+static inline bool is_positive(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits > kLastNegative;
 }
 
 // In a vector of 32 outputs, byte 4 * i + j belongs to output 8 * j + i: so the j-th bytes of all eight
@@ -66,7 +78,7 @@ struct Slide {
 
 // One kernel set per instruction set.
 struct BinaryKernels {
-  // bit = !(x < threshold); writes row_bytes bytes.
+  // bit = is_positive(x - threshold); writes row_bytes bytes.
   void (*sign_row)(const float* x, int64_t columns, const float* threshold, uint8_t* bits,
                    int64_t row_bytes);
   // The same for `pixels` neighbours whose channels are channel_stride apart: bits of pixel p at

@@ -12,8 +12,8 @@ void sign_row(const float* x, int64_t columns, const float* threshold, uint8_t* 
               int64_t row_bytes) {
   std::memset(bits, 0, static_cast<size_t>(row_bytes));
   for (int64_t k = 0; k < columns; ++k) {
-    const bool below = x[k] < (threshold ? threshold[k] : 0.0f);
-    bits[k / 8] |= static_cast<uint8_t>(!below << (k % 8));
+    const bool positive = is_positive(x[k] - (threshold ? threshold[k] : 0.0f));
+    bits[k / 8] |= static_cast<uint8_t>(positive << (k % 8));
   }
 }
 
@@ -23,8 +23,8 @@ void sign_pixels(const float* x, int64_t pixels, int64_t channels, int64_t chann
   for (int64_t c = 0; c < channels; ++c) {
     const float edge = threshold ? threshold[c] : 0.0f;
     for (int64_t p = 0; p < pixels; ++p) {
-      const bool below = x[c * channel_stride + p] < edge;
-      bits[p * pixel_bytes + c / 8] |= static_cast<uint8_t>(!below << (c % 8));
+      const bool positive = is_positive(x[c * channel_stride + p] - edge);
+      bits[p * pixel_bytes + c / 8] |= static_cast<uint8_t>(positive << (c % 8));
     }
   }
 }

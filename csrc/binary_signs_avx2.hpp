@@ -10,9 +10,13 @@
 namespace proxbit {
 namespace {
 
-inline unsigned signs8(__m256 x, __m256 edge) {
-  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, edge, _CMP_NLT_UQ)));
+// is_positive of eight floats.
+inline unsigned signs8(__m256 x) {
+  const Vec positive = _mm256_cmpgt_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(kLastNegative));
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(positive)));
 }
+
+inline unsigned signs8(__m256 x, __m256 edge) { return signs8(_mm256_sub_ps(x, edge)); }
 
 void sign_row(const float* x, int64_t columns, const float* threshold, uint8_t* bits,
               int64_t row_bytes) {
@@ -20,9 +24,9 @@ void sign_row(const float* x, int64_t columns, const float* threshold, uint8_t* 
   int64_t k = 0;
   if (!threshold) {
     for (; k + 32 <= columns; k += 32) {
-      const uint32_t word = signs8(_mm256_loadu_ps(x + k), zero) | signs8(_mm256_loadu_ps(x + k + 8), zero) << 8 |
-                            signs8(_mm256_loadu_ps(x + k + 16), zero) << 16 |
-                            signs8(_mm256_loadu_ps(x + k + 24), zero) << 24;
+      const uint32_t word = signs8(_mm256_loadu_ps(x + k)) | signs8(_mm256_loadu_ps(x + k + 8)) << 8 |
+                            signs8(_mm256_loadu_ps(x + k + 16)) << 16 |
+                            signs8(_mm256_loadu_ps(x + k + 24)) << 24;
       std::memcpy(bits + k / 8, &word, 4);
     }
   }

@@ -34,8 +34,8 @@ inline Floats with_sign(Floats size, Floats of) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(size) | (reinterpret_cast<Ints>(of) & INT32_MIN));
 }
 
-// Comparisons are turned so that NaN goes through, and so that the sign of NaN is 1 as in torch.
-inline Floats sign_of(Floats v) { return v < 0.0f ? all(-1.0f) : all(1.0f); }
+// Comparisons are turned so that NaN goes through.
+inline Floats sign_of(Floats v) { return v == v ? with_sign(all(1.0f), v) : v; }
 inline Floats at_most(Floats v, float bound) { return v > bound ? all(bound) : v; }
 inline Floats at_least(Floats v, float bound) { return v < bound ? all(bound) : v; }
 inline Floats clamp_to(Floats v, float bound) { return at_least(at_most(v, bound), -bound); }

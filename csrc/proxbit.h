@@ -69,7 +69,8 @@ PB_API size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes);
 /* rows: outputs x row_bytes. */
 PB_API int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_bytes, uint8_t* panels);
 
-/* bit = x >= threshold (0 where threshold is NULL); threshold has one value per column. */
+/* bit = whether the sign bit of x - threshold is 0 (of x, where threshold is NULL): 1 for +0.0, 0 for -0.0.
+ * Bits cannot hold NaN: it is 1. threshold has one value per column. */
 PB_API int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride,
                         const float* threshold, uint8_t* bits, int64_t row_bytes, int threads);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -40,7 +41,7 @@ inline Sigmoid sigmoid(Floats z) {
   const Floats q = (low + r2 * (middle + r2 * 0.00139336882f)) * r2 + r;
   const Floats part = power * q, e = flat ? Floats{} : part + power;
   const Floats inverse = 1.0f / (1.0f + e);
-  return {a, -(part + (power - 1.0f)) * inverse, e * inverse * inverse};
+  return {a, ((1.0f - power) - part) * inverse, e * inverse * inverse};  // no -0.0
 }
 
 inline Floats swish(Floats z) {
@@ -53,16 +54,21 @@ inline Floats swish_slope(Floats z) {
   return (1.0f - at.a * 0.5f * at.tanh_half) * at.bell;
 }
 
+// So far out a strength of 0 makes 0, not NaN, and any other has reached its limit.
+inline Floats finite(Floats v) { return clamp_to(v, 1e19f); }
+
 void evaluate_forward(const Curve& curve, const float* z, float* f, int64_t n) {
   const float s = curve.strength, gain = curve.gain, peak = curve.peak;
   const float height = curve.height, slope = curve.slope;
   switch (curve.map) {
     case PB_SIGN: return each(z, f, n, sign_of);
     case PB_LINE:
-      return each(z, f, n, [=](Floats v) { return clamp_to(v * slope + sign_of(v) * height, 1.0f); });
-    case PB_SWISH: return each(z, f, n, [=](Floats v) { return swish(v * s); });
+      return each(z, f, n, [=](Floats v) {
+        return clamp_to(clamp_to(v, 1.0f) * slope + sign_of(v) * height, 1.0f);
+      });
+    case PB_SWISH: return each(z, f, n, [=](Floats v) { return swish(finite(v) * s); });
     case PB_PEAKED:
-      return each(z, f, n, [=](Floats v) { return swish(clamp_to(v, peak) * s) / kSwishPeak; });
+      return each(z, f, n, [=](Floats v) { return swish(finite(clamp_to(v, peak)) * s) / kSwishPeak; });
     case PB_POLY:
       return each(z, f, n, [=](Floats v) {
         const Floats u = clamp_to(v * s, kSqrt2);
@@ -80,13 +86,13 @@ void evaluate_backward(const Curve& curve, const float* z, float* b, int64_t n) 
   const float s = curve.strength, gain = curve.gain, peak = curve.peak;
   switch (curve.map) {
     case PB_INSIDE:
-      return each(z, b, n, [](Floats v) { return size_of(v) > 1.0f ? Floats{} : all(1.0f); });
+      return each(z, b, n, [](Floats v) { return at_least(sign_of(1.0f - size_of(v)), 0.0f); });
     case PB_TRIANGLE:
       return each(z, b, n, [](Floats v) { return at_least(2.0f - 2.0f * size_of(v), 0.0f); });
-    case PB_SWISH_SLOPE: return each(z, b, n, [=](Floats v) { return swish_slope(v * s) * gain; });
+    case PB_SWISH_SLOPE: return each(z, b, n, [=](Floats v) { return swish_slope(finite(v) * s) * gain; });
     case PB_PEAKED_SLOPE:
       return each(z, b, n, [=](Floats v) {
-        return at_least(swish_slope(clamp_to(v, peak) * s) * gain, 0.0f) / kSwishPeak;
+        return at_least(swish_slope(finite(clamp_to(v, peak)) * s) * gain, 0.0f) / kSwishPeak;
       });
     case PB_POLY_SLOPE:
       return each(z, b, n, [=](Floats v) { return at_least(kSqrt2 - size_of(v * s), 0.0f) * gain; });
@@ -103,7 +109,7 @@ inline const float* measured(const Origin& origin, int64_t at, const float* w, f
     for (int64_t i = 0; i < n; ++i) space[i] = (w[i] - shifts[i]) / unit;
     return space;
   }
-  if (shift == 0.0f && unit == 1.0f) return w;
+  if (shift == 0.0f && !std::signbit(shift) && unit == 1.0f) return w;  // -0.0 - -0.0 is 0.0
   each(w, space, n, [=](Floats v) { return (v - shift) / unit; });
   return space;
 }

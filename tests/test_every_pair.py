@@ -142,8 +142,28 @@ def test_a_hard_pair_gives_exactly_plus_or_minus_one(pair: Pair, w: list[float],
 
 @over({name: pair for name, pair in OURS.items() if pair.hard})
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_both_zeros_become_plus_one(pair: Pair, dtype: torch.dtype) -> None:
-    assert pb.quantize(torch.tensor([0.0, -0.0], dtype=dtype), 3.0, pair).tolist() == [1.0, 1.0]
+def test_a_zero_becomes_its_sign_bit(pair: Pair, dtype: torch.dtype) -> None:
+    assert pb.quantize(torch.tensor([0.0, -0.0], dtype=dtype), 3.0, pair).tolist() == [1.0, -1.0]
+
+
+@over(OURS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_number_stays_none(pair: Pair, dtype: torch.dtype) -> None:
+    w, s = torch.full((3,), torch.nan, dtype=dtype), torch.tensor(0.6)
+    assert pair.forward(w, s).isnan().all()
+    if pair.backward is not maps.one:
+        assert pair.backward(w, s).isnan().all()
+
+
+@over({name: pair for name, pair in OURS.items() if pair.forward is not maps.identity})
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("s", [0.0, 0.3, 1.0, 30.0])
+def test_infinite_weights_have_the_limits(pair: Pair, dtype: torch.dtype, s: float) -> None:
+    """They are those of the largest numbers, where every map is flat."""
+    largest, strength = torch.finfo(dtype).max, torch.tensor(s)
+    far, infinite = (torch.tensor([v, -v], dtype=dtype) for v in (largest, torch.inf))
+    for f in (pair.forward, pair.backward):
+        torch.testing.assert_close(f(infinite, strength), f(far, strength))
 
 
 @over(OURS)

@@ -142,8 +142,10 @@ def inputs_of(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def signs_of(x: Array, threshold: Array | float = 0.0) -> Array:
-    """The oracle: only what lies below the threshold is -1; zeros and NaN are +1."""
-    return np.where(np.less(x, threshold), -1, 1)
+    """The oracle: the sign bit of the distance from the threshold; NaN is +1."""
+    with np.errstate(invalid="ignore"):
+        distance = np.subtract(x, threshold, dtype=np.float32)
+    return np.where(np.isnan(distance), 1, np.copysign(1, distance)).astype(int)
 
 
 def thresholds(rng: np.random.Generator, like: Array, wanted: bool) -> Array | None:

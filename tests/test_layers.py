@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
 
 
 def sign(x: Tensor) -> Tensor:
-    return torch.where(x >= 0, 1.0, -1.0).to(x.dtype)
+    return torch.ones_like(x).copysign(x)
 
 
 def mean_per_channel(w: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def of(f: Callable[..., Tensor], w: np.ndarray, *args: float | None) -> np.ndarr
 
 
 def sign(w: np.ndarray) -> np.ndarray:
-    return np.where(w >= 0, 1.0, -1.0)
+    return np.copysign(1.0, w)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -81,7 +81,7 @@ def linear_quantizer_by_cases(w: float, rho: float, varrho: float) -> float:
     q1_plus, q2_minus = min(p2, q1 + rho), max(p2, q2 - rho)
     p2_minus, p2_plus = max(q1, p2 - varrho), min(q2, p2 + varrho)
     if w == p2:
-        return p2_plus if q2_minus > p2 else q2  # any value in between is allowed: take sign(0) = 1
+        return math.copysign(p2_plus if q2_minus > p2 else q2, w)  # any value in between is allowed
     if w <= q1_plus:
         return q1
     if w >= q2_minus:
@@ -216,8 +216,6 @@ def test_near_zero_a_smooth_sign_is_a_multiple_of_the_weight(
     line = slope * w.double()
     assert torch.equal(got.sign(), line.sign())
     rounding = torch.finfo(dtype).eps * line.abs()
-    if f in (maps.sign_swish, maps.peaked_swish):
-        rounding = rounding + torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     assert bool(((got - line).abs() <= 8 * rounding + w.double() ** 2 * slope).all())
 
 
@@ -225,11 +223,11 @@ def test_near_zero_a_smooth_sign_is_a_multiple_of_the_weight(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_sign_of_both_zeros_is_plus_one(dtype: torch.dtype) -> None:
+def test_the_sign_of_a_zero_is_its_sign_bit(dtype: torch.dtype) -> None:
     w = torch.tensor([0.0, -0.0], dtype=dtype)
-    assert maps.sign(w).tolist() == [1.0, 1.0]
-    assert prox.linear_quantizer(w, 1.0).tolist() == [1.0, 1.0]
-    assert prox.hubara(w, 2.0).tolist() == [1.0, 1.0]
+    assert maps.sign(w).tolist() == [1.0, -1.0]
+    assert prox.linear_quantizer(w, 1.0).tolist() == [1.0, -1.0]
+    assert prox.hubara(w, 2.0).tolist() == [1.0, -1.0]
 
 
 def test_the_sign_has_two_values_on_the_smallest_numbers_too() -> None:
@@ -316,7 +314,7 @@ def test_from_rho_one_on_it_is_exactly_the_sign(
 @often
 @given(w=weights(2.0), rho=st.floats(0, 1.2), varrho=st.floats(0, 1))
 def test_a_proximal_map_is_monotone(w: np.ndarray, rho: float, varrho: float) -> None:
-    w = np.sort(w)
+    w = np.sort(w + 0.0)  # -0.0 lies below 0.0, and sorting does not see it
     assert np.all(np.diff(of(prox.linear_quantizer, w, rho, varrho)) >= -1e-15)
     assert np.all(np.diff(of(prox.hubara, w, 1 + rho)) >= -1e-15)
 

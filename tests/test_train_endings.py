@@ -370,9 +370,11 @@ def test_a_loss_that_explodes_stops_the_run_before_the_step(place, tmp_path):
     assert all(bool(torch.isfinite(t).all()) for t in last.values())
 
 
-def test_the_layer_where_it_began_is_named(place):
+@pytest.mark.parametrize(("method", "task"), [("bnn++", "BW"), ("bc", "BWA"), ("bnn", "BWAA")])
+def test_the_layer_where_it_began_is_named(place, method, task):
+    """Also where the next layer takes nothing but signs: that of NaN is NaN."""
     with pytest.raises(Diverged, match=r"became nan at step 5, where the output of 1 is not fin"):
-        list(fit(config(place, "sick")))
+        list(fit(config(place, "sick", method=method, task=task)))
 
 
 def test_a_loss_that_is_finite_but_huge_names_the_layer_with_the_largest_output(place):

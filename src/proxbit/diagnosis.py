@@ -104,7 +104,7 @@ def _look(weight: BinaryWeight, overflow: float | None) -> LayerState:
         name=weight.name,
         weights=w.numel(),
         strength=float(quantizer.strength),
-        flips=_flips(quantizer, f >= 0),
+        flips=_flips(quantizer, maps.sign(f) > 0),
         saturated=_mean((f.abs() - 1).abs() <= 0.05),
         wrong_way=_mean(b < 0),
         dead=_mean(b == 0),

@@ -1,7 +1,7 @@
 """ONNX files of hard models, for other runtimes and for tools that look for one-bit tensors.
 
 The file holds what the hard model computes, not how PyTorch came to it: every binary weight is a
-constant, every binary input a sign with sign(0) = +1, every sum of +-1 products an exact integer.
+constant, every binary input the sign bit of a float, every sum of +-1 products an exact integer.
 """
 
 from __future__ import annotations
@@ -109,10 +109,15 @@ def _bipolar_quant(x: Tensor, scale: Tensor) -> Tensor:
     )
 
 
+def _rounded(sums: Tensor) -> Tensor:
+    """The nearest integers, none of them -0.0, which Round would make of -1e-9."""
+    return (sums + 0.5).floor()
+
+
 # Runtimes fold a scale behind a convolution into its weights, or convolve by fractions (Winograd):
 # a sum of 0 is then 1e-9 or -1e-9, and the sign behind it a coin. Rounding forbids the first and
 # mends the second. A tool that reads BipolarQuant knows by type that the sums are integers.
-STANDARD = Dialect(lambda w, scale: w, lambda x, one: maps.sign(x), torch.round)
+STANDARD = Dialect(lambda w, scale: w, lambda x, one: maps.sign(x), _rounded)
 BIPOLAR = Dialect(_bipolar_quant, _bipolar_quant, lambda sums: sums)
 
 
@@ -164,6 +169,7 @@ class BinaryInputs(nn.Module):
         self.shape = (-1, *(1 for _ in range(product.trailing)))
         self.register_buffer("one", scale.new_ones(()))
         self.register_buffer("scale", scale.reshape(self.shape))
+        self.nonzero = bool(scale.all())
         self.weight = ConstantWeight(signs, self.one, dialect)
         self.shift = product.input_quantizer.shift
         self.dialect, self.register = dialect, _register(product.accumulator)
@@ -172,8 +178,13 @@ class BinaryInputs(nn.Module):
         """Signs, integer sum, register, scale, bias."""
         signs = self.dialect.inputs(x if self.shift is None else x - self.shift, self.one)
         sums = self.dialect.sums(op(signs, self.weight(weight), None))
-        y = self.register(sums) * self.scale
-        return y if bias is None else y + bias.reshape(self.shape)
+        held = self.register(sums)
+        if bias is not None:
+            return held * self.scale + (bias.reshape(self.shape) + 0.0)
+        if self.nonzero:
+            return held * self.scale
+        # No -0.0 where the scale is 0; runtimes would take out an addition of 0.
+        return torch.zeros_like(self.scale) - held * -self.scale
 
 
 def _register(accumulator: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -24,7 +24,8 @@ def linear_quantizer(w: Tensor, s: Strength, varrho: float | None = 0.0) -> Tens
     # At rho = 1 there is no room for a line: a height of 1 and no slope make the exact sign.
     slope = torch.where(room > 0, (1 - height) / room, torch.zeros_like(room))
     height = torch.where(room > 0, height, torch.ones_like(room))
-    return torch.addcmul(w * slope, sign(w), height).clamp(-1, 1)
+    line = w.clamp(-1, 1) * slope  # inf * 0 would be nan
+    return torch.addcmul(line, sign(w), height).clamp(-1, 1)
 
 
 def hubara(w: Tensor, smoothing: Strength) -> Tensor:

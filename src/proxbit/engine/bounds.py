@@ -1,7 +1,8 @@
 """Which sums of a binary layer make the next layer's input +1.
 
 A layer has few possible sums. So the sign behind each of them is computed beforehand, by the very
-modules that stand between the two layers: the bits are exact whatever these modules are.
+modules that stand between the two layers: the bits are exact whatever these modules are. Modules of
+torch take other kernels for other memory formats: where these disagree, there are no bounds.
 """
 
 from __future__ import annotations
@@ -54,17 +55,30 @@ def find_bounds(
         sums: All sums, in order.
         outputs: How many outputs, each with scale and bias of its own.
         dims: Dims behind the channels: 2 for images.
-        steps: From sums [count, outputs, ...] to the next layer's input.
+        steps: From sums [..., outputs] or images of them to the next layer's input.
         shift: Thresholds of that input.
     """
     with torch.no_grad():
-        trailing = [1 for _ in range(dims)]
-        values: Any = sums.float().reshape(-1, 1, *trailing).expand(-1, outputs, *trailing)
-        for step in steps:
-            values = step(values)
-        if shift is not None:
-            values = values - shift.reshape(-1, *trailing)
-        return intervals(sums, maps.sign(values).flatten(1) > 0)
+        values = sums.float().unsqueeze(1).expand(-1, outputs)
+        if dims != 2:
+            return intervals(sums, _positive(values, steps, shift))
+        image = values.t().reshape(1, outputs, 1, -1)
+        found = [
+            _positive(image.contiguous(memory_format=layout), steps, shift).flatten(0, 2).t()
+            for layout in (torch.contiguous_format, torch.channels_last)
+        ]
+        return intervals(sums, found[0]) if torch.equal(*found) else None
+
+
+def _positive(
+    values: Any, steps: Iterable[Callable[[Tensor], Any]], shift: Tensor | None
+) -> Tensor:
+    """Where the next layer's input is +1 behind the steps."""
+    for step in steps:
+        values = step(values)
+    if shift is not None:
+        values = values - shift.reshape(-1, *(1 for _ in values.shape[2:]))
+    return ~(maps.sign(values) < 0)  # NaN is +1, as in a kernel
 
 
 def intervals(sums: Tensor, positive: Tensor) -> Bounds | None:

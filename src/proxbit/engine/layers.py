@@ -63,6 +63,10 @@ class PackedLinear(PackedLayer):
         return self.rest(out.reshape(*x.shape[:-1], self.shape[0]))
 
 
+# Bits of images that lay in memory with their channels last are int8, of others uint8.
+_BITS = (torch.int8, torch.uint8)
+
+
 class _PackedConv(PackedLayer):
     """A convolution in bits, of any padding mode."""
 
@@ -85,13 +89,18 @@ class _PackedConv(PackedLayer):
         return Window(kernel, stride, dilation, around)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale * conv(pad(x), signs) + bias; or bits, as in a linear layer."""
+        """Scale * conv(pad(x), signs) + bias; or bits, as in a linear layer.
+
+        Floats leave in the memory format in which they came, as torch's convolution gives them: so
+        what follows takes the same kernels of torch, and the same bits, as in the hard network.
+        """
         dims = len(self.shape)
         if x.dim() == dims - 1:
             return self.forward(x.unsqueeze(0)).squeeze(0)
         at, channels = (1, self.shape[1] * self.groups)
-        if x.dtype == torch.uint8 and self.sources:
-            at, channels = -1, byte_count(self.shape[1])
+        last = x.dtype == torch.int8 or (x.dim() > 1 and x.stride(1) == 1 and not x.is_contiguous())
+        if x.dtype in _BITS and self.sources:
+            x, at, channels = x.view(torch.uint8), -1, byte_count(self.shape[1])
         if x.dim() != dims or x.shape[at] != channels:
             raise ValueError(
                 f"this layer takes images of {self.shape[1] * self.groups} channels in {dims} "
@@ -102,7 +111,10 @@ class _PackedConv(PackedLayer):
         out = self._convolve((x.unsqueeze(2) if dims == 3 else x).detach())
         if out is None:
             return self.by_torch(x, self._torch_convolution)
-        return self.rest(out.squeeze(2) if dims == 3 else out)
+        out = out.squeeze(2) if dims == 3 else out
+        if out.dtype == torch.uint8:
+            return out.view(torch.int8) if last else out
+        return self.rest(out if last else out.contiguous())
 
     def _convolve(self, image: Tensor) -> Tensor | None:
         """With a kernel, or as its operator in a graph; None where neither fits."""

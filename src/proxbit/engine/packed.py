@@ -18,6 +18,7 @@ from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
 from proxbit.engine.contents import PackedWeight
 from proxbit.engine.forms import EXACT, Form, Kernel, lay_out
 from proxbit.nn.accumulators import cyclic, wrap
+from proxbit.nn.product import scaled
 
 Route = str  # "bits" or "float"
 
@@ -108,7 +109,7 @@ class PackedLayer(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             laid = lay_out(pack_rows(self._rows()), self.form)
             scale = self._scales().clone()
-            bias = None if self.bias is None else self.bias.detach().float().contiguous()
+            bias = None if self.bias is None else self.bias.detach().float() + 0.0  # no -0.0
             if self.after and not self.form.binary and isinstance(self.after[0], nn.BatchNorm2d):
                 scale, bias = _with_norm(scale, bias, self.after[0])
             shift = None if self.shift is None else self.shift.float().contiguous()
@@ -191,7 +192,7 @@ class PackedLayer(nn.Module):
             bias = None if self.bias is None else self.bias.to(x.dtype)
             return self.followed(op(x, weight.to(x.dtype), bias))
         above = x if self.shift is None else x - self._per_output(self.shift, self.shape[2:])
-        signs = maps.sign(above).float()
+        signs = maps.sign(above).float().nan_to_num_(1.0)  # as the kernels do: bits hold no NaN
         with _full_precision(x.device.type):
             sums = op(signs, weight, None)
         return self.followed(self.finished(sums).to(x.dtype))
@@ -201,8 +202,9 @@ class PackedLayer(nn.Module):
         if self.form.register_bits:
             held = wrap(sums, self.form.register_bits)
             sums = cyclic(held, self.form.register_bits, self.form.slope)
-        sums = sums * self._per_output(self._scales(), self.shape[2:])
-        return sums if self.bias is None else sums + self._per_output(self.bias, self.shape[2:])
+        trailing = self.shape[2:]
+        bias = None if self.bias is None else self._per_output(self.bias, trailing)
+        return scaled(sums, self._per_output(self._scales(), trailing), bias)
 
     def followed(self, out: Tensor) -> Tensor:
         """What the folded modules make of an output."""

@@ -89,6 +89,12 @@ def _require_hard(model: nn.Module) -> None:
         raise ValueError(
             f"only hard weights can be packed, and {few(soft)} are not: call pb.harden(model) first"
         )
+    broken = [w.name for w in weights if not bool(w.latent.isfinite().all())]
+    if broken:
+        raise ValueError(
+            f"a bit is +1 or -1, and {few(broken)} are not finite: the run diverged, so go back to "
+            f"a checkpoint before that"
+        )
 
 
 def share(model: nn.Module, memo: dict[int, Any]) -> Any:

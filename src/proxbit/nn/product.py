@@ -86,9 +86,20 @@ class BinaryProduct(nn.Module):
 
     def _finish(self, sums: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         shape = (-1, *(1 for _ in range(self.trailing)))
-        if scale is not None:
-            sums = sums * scale.reshape(shape).to(sums.dtype)
-        return sums if bias is None else sums + bias.reshape(shape).to(sums.dtype)
+        parts = (None if t is None else t.reshape(shape).to(sums.dtype) for t in (scale, bias))
+        return scaled(sums, *parts)
+
+
+def scaled(sums: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Scale times sums plus bias; a zero leaves as +0.0, as the kernels of packed layers give it.
+
+    A sum below 0 times a scale of 0 is -0.0, which the next layer would read as -1.
+    """
+    if bias is not None:
+        return (sums if scale is None else sums * scale) + (bias + 0.0)
+    if scale is None:
+        return sums + 0.0
+    return torch.addcmul(torch.zeros((), dtype=sums.dtype, device=sums.device), sums, scale)
 
 
 def _exact(x: Tensor, w: Tensor, op: Operation) -> Tensor:
