@@ -191,7 +191,7 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "rate", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain")  # fmt: skip
-_PLACES = ("model", "data", "weights")
+_PLACES = ("data", "weights")  # not the model: its file would be executed
 _ASIDE = ("data_root", "download", "workers", "cpu")
 
 
