@@ -157,7 +157,7 @@ def test_a_run_imports_nothing_from_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [str(Path(path).resolve()) for path in sys.path if path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p != str(tmp_path)))
-    with pytest.raises(Refused, match="no.npz"):
+    with pytest.raises(Refused, match=r"no\.npz"):
         train(Config(data="npz:no.npz"), tmp_path / "run")
     assert not mark.exists()
 

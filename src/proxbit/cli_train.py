@@ -68,6 +68,10 @@ def train(
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="Options from a config.json of a run.")
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume though config.json or metrics were changed."),
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="Lines only, no bar: for log files.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
 ) -> None:
@@ -91,8 +95,10 @@ def train(
             if out is not None or config is not None:
                 raise ValueError("--resume continues in its own folder: leave out --out, --config")
             refuse_contradictions(resume, given)
-            trainer = resume_run(resume)
+            trainer = resume_run(resume, accept_changes=accept_changes)
         else:
+            if accept_changes:
+                raise ValueError("--accept-changes is for a run that goes on: give --resume DIR")
             wanted = replace(Config() if config is None else read_config(config), **given)
             trainer = open_run(wanted, out or next_folder(), sys.argv)
     _run(trainer, quiet, tensorboard)

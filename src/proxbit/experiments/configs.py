@@ -212,7 +212,7 @@ def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
 
 def _as_now(config: Config) -> Config:
     """With today's defaults, as far as they can be told without executing a user's file."""
-    return config if ".py" in config.model else resolve(config, skeleton(config.model))
+    return settled(config) if ".py" in config.model else resolve(config, skeleton(config.model))
 
 
 def _short(name: str, value: Any) -> Any:
