@@ -9,7 +9,7 @@ import typer
 
 from proxbit import cli_engine, cli_experiments, cli_report, cli_select, cli_train
 from proxbit._version import __version__
-from proxbit.cli_errors import fail
+from proxbit.cli_errors import fail, say
 from proxbit.methods import METHODS, Method, find_method
 from proxbit.text import numbers, table
 from proxbit.theory import check as check_pair
@@ -26,7 +26,7 @@ REFUSED = 3
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 
@@ -75,11 +75,11 @@ def check(
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
     else:
-        typer.echo(f"{verdict.name}: {verdict}")
+        say(f"{verdict.name}: {verdict}")
         if not verdict.admitted:
             _suggest(found, verdict.strengths)
         if drawn is not None:
-            typer.echo(f"drawn at strength {drawn:.3g}: {plot}")
+            say(f"drawn at strength {drawn:.3g}: {plot}")
     raise typer.Exit(0 if verdict.admitted else REFUSED)
 
 
@@ -102,7 +102,7 @@ def _suggest(found: Method, strengths: tuple[float, ...]) -> None:
     if not strengths:
         return
     for option in repair(found.pair, strengths[-1]):
-        typer.echo(f"  admitted instead: {option}")
+        say(f"  admitted instead: {option}")
 
 
 @app.command()
