@@ -39,7 +39,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # Read into memory: tensors in a mapping of the file would end with it, and keep its space.
     content = path.read_bytes()
     try:
-        tensors, metadata = load(content), _metadata(content)
+        # In one order: processes that share tensors out must all begin with the same.
+        tensors, metadata = dict(sorted(load(content).items())), _metadata(content)
     except Exception as error:  # damaged in one of many ways
         raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:

@@ -97,19 +97,23 @@ def _create(trainer: Trainer, command: list[str]) -> None:
     assert folder is not None
     for each in (trainer, before):
         if each is not None and each.folder is not None:
-            last, best = _sizes(each)
-            each.folder.require_space(2 * last + best)  # an old checkpoint and a new one
+            best = _network_bytes(each)
+            each.folder.require_space(2 * _last_bytes(each, best) + best)  # an old one and a new
             each.folder.create(each.config, command)
     if before is not None:  # from now on a missing stage is one that was lost
         save_checkpoint(folder.last, {}, nothing_yet(trainer.config, staged=True))
 
 
-def _sizes(trainer: Trainer) -> tuple[int, int]:
-    """About how many bytes last.safetensors and model.safetensors will have."""
-    values = 4 * sum(p.numel() for p in trainer.core.parameters())
+def _network_bytes(trainer: Trainer) -> int:
+    """About how many bytes model.safetensors will have; nothing is gathered for it."""
+    return 4 * sum(p.numel() for p in trainer.core.parameters())
+
+
+def _last_bytes(trainer: Trainer, network: int) -> int:
+    """About how many bytes last.safetensors will have, of a network that is not sharded yet."""
     moments = 1 if trainer.config.optimizer == "sgd" else 2
     signs = sum(w.latent.numel() for w in binary_weights(trainer.core))
-    return values * (1 + moments + bool(trainer.config.ema)) + signs, values
+    return network * (1 + moments + bool(trainer.config.ema)) + signs
 
 
 def _built(job: Job, team: Team, folder: RunFolder | None) -> Trainer:
@@ -177,7 +181,7 @@ def _require_room(trainer: Trainer, folder: RunFolder) -> None:
     if trainer.progress.best >= 0:
         folder.require(folder.model, "the best network so far")
     if trainer.progress.step < trainer.steps:
-        best = 0 if folder.model.is_file() else _sizes(trainer)[1]
+        best = 0 if folder.model.is_file() else _network_bytes(trainer)
         folder.require_space(folder.last.stat().st_size + best)
 
 
