@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench clean sanitize
+.PHONY: demo test check bench clean sanitize attack
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -19,6 +19,9 @@ check: $(VENV)/check.done  ## lint, format and types
 
 sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python tools/sanitize.sh
+
+attack: $(VENV)/test.done  ## fuzzes and storms, counted (minutes; ATTACK="--seconds 600" for more)
+	$(BIN)/python tools/attack/run.py $(ATTACK)
 
 bench: $(VENV)/bench.done  ## all benchmarks, into docs/performance.md (half an hour)
 	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md

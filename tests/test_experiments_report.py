@@ -290,13 +290,22 @@ def test_the_tables_of_packed_networks_and_verdicts_say_how_many_times_less():
 
 
 @pytest.mark.parametrize(
-    "result", [{}, {"hard": 1.2, "n": 5}, {"hard": 0.5, "n": 0}, {"hard": "x", "n": 1}]
-)
+    "result",
+    [{}, {"hard": 1.2, "n": 5}, {"hard": 0.5, "n": 0}, {"hard": "x", "n": 1},
+     {"hard": False, "n": 1}, {"hard": 0.5, "n": True}],
+)  # fmt: skip
 def test_a_result_without_its_figures_is_refused_by_name(result):
     with pytest.raises(
         ValueError, match=r"^cnn, small, ResNet20, .*, BC, seed 0: (hard|n) must be"
     ):
         outcomes([replace(line("BC", 0.5), result=result)])
+
+
+def test_cells_of_one_grid_have_one_kind_of_key():
+    odd = line("PC", 0.6, grid="ablation", model="ViT-B")
+    for form in ("html", "markdown", "csv"):
+        with pytest.raises(ValueError, match="some cells of 'ablation' name protocols and others"):
+            render([odd], form)
 
 
 def said(*arguments: str | Path) -> tuple[int, str, str]:

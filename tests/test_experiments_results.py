@@ -86,6 +86,13 @@ def test_the_cell_of_a_line_does_not_depend_on_the_order_of_its_key():
         ({"key": {"model": "x"}}, r"line 2: the key must name model, dataset, pipeline"),
         ({"key": KEY | {"task": 1}}, r"line 2: the key must name"),
         ({"curve": {}}, r"line 2: curve cannot be"),
+        ({"curve": [{"epoch": 1}, "x"]}, r"line 2: the curve must hold one object per epoch"),
+        ({"curve": [{"hard": float("inf")}]}, r"line 2 holds inf, which no result can be"),
+        ({"result": {"hard": float("nan")}}, r"line 2 holds nan, which no result"),
+        ({"result": {"hard": 10**400}}, r"line 2 holds 10000.*, which no result"),
+        ({"packed": {"ms": 1e308}}, r"line 2 holds 1e\+308, which no result"),
+        ({"device": "\ud800"}, r"line 2 holds '\\ud800', which no result"),
+        ({"versions": {"\ud800": "1"}}, r"line 2 holds '\\ud800', which no result"),
     ],
 )
 def test_a_line_that_cannot_be_is_named_by_file_and_number(tmp_path, change, words):
@@ -96,6 +103,14 @@ def test_a_line_that_cannot_be_is_named_by_file_and_number(tmp_path, change, wor
     with pytest.raises(ValueError, match=words) as error:
         read_results(tmp_path)
     assert str(tmp_path / FILE) in str(error.value)
+
+
+@pytest.mark.parametrize("tail", ["[" * 100_000, '{"a":' * 100_000, "{", "9" * 5000])
+def test_whatever_stands_behind_the_last_line_does_not_count(tmp_path, tail):
+    (tmp_path / FILE).write_text(f"{LINE.to_json()}\n{tail}")
+    assert read_results(tmp_path) == [LINE]
+    append_result(tmp_path, BROKEN)
+    assert read_results(tmp_path) == [LINE, BROKEN]
 
 
 @pytest.mark.parametrize("junk", ["{", "[1]", "", "nonsense", '{"version": 1}'])

@@ -1,6 +1,7 @@
 """Weights of others: all of them bit for bit, or none and one sentence that says why."""
 
 import json
+import math
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -376,6 +377,27 @@ def test_what_is_no_set_of_plain_tensors_is_refused(kind: str, tmp_path: Path) -
     content, words = ODD[kind]
     torch.save(content(), tmp_path / "net.pt")
     assert words in refusal(nn.Linear(2, 3), tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "too large", "complex"])
+@pytest.mark.parametrize("name", ["linear.weight", "bn1.running_var"])
+def test_numbers_that_nobody_can_train_from_are_refused(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    given = copied(small(seed=1))
+    value = given[name].double()
+    value.view(-1)[-1] = {"nan": math.nan, "inf": -math.inf, "too large": 1e300}.get(kind, 1.0)
+    given[name] = value + 1j if kind == "complex" else value
+    torch.save(given, tmp_path / "w.pt")
+    words = "is complex" if kind == "complex" else "has values that are not finite"
+    assert f"'{name}' in '{tmp_path / 'w.pt'}' {words}" in refusal(small(), tmp_path / "w.pt")
+
+
+def test_an_infinity_that_the_model_has_itself_is_no_fault(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
 
 
 def test_a_missing_file_and_an_empty_folder_are_told(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from proxbit import cli_engine, cli_experiments, cli_report, cli_select, cli_train
 from proxbit._version import __version__
-from proxbit.cli_errors import fail
+from proxbit.cli_errors import fail, say
 from proxbit.methods import METHODS, Method, find_method
 from proxbit.text import numbers, table
 from proxbit.theory import Verdict, formulas, pictures, repair
@@ -27,7 +27,7 @@ EXITS = {"admitted": 0, "admitted in part": 3, "refused": 3, "not resolved": 4}
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        say(__version__)
         raise typer.Exit
 
 
@@ -83,11 +83,11 @@ def check(
     if as_json:
         typer.echo(json.dumps(verdict.to_dict()))
     else:
-        typer.echo(_told(verdict))
+        say(_told(verdict))
         if verdict.answer == "refused":
             _suggest(found, verdict.strengths)
         if drawn is not None:
-            typer.echo(f"drawn at strength {drawn:.3g}: {plot}")
+            say(f"drawn at strength {drawn:.3g}: {plot}")
     raise typer.Exit(EXITS[verdict.answer])
 
 
@@ -117,7 +117,7 @@ def _suggest(found: Method, strengths: tuple[float, ...]) -> None:
     if not strengths:
         return
     for option in repair(found.pair, strengths[-1]):
-        typer.echo(f"  admitted instead: {option}")
+        say(f"  admitted instead: {option}")
 
 
 @app.command()

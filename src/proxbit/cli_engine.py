@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from proxbit.cli_errors import MISTAKE, mistakes
+from proxbit.cli_errors import MISTAKE, mistakes, say
 from proxbit.cli_train import advising
+from proxbit.text import visible
 
 MOST_THREADS = 1024
 _FILE = Annotated[str, typer.Argument(metavar="FILE", help="What proxbit pack or pb.save wrote.")]
@@ -27,6 +28,10 @@ _SKELETON = Annotated[
 ]
 _PRECISION = Annotated[
     str, typer.Option(help="exact, or input8: faster, the inputs of BW layers rounded to 8 bits.")
+]
+
+_SIDE = Annotated[
+    int, typer.Option(min=1, help="Largest side in pixels of the images that the file may want.")
 ]
 
 
@@ -65,11 +70,11 @@ def pack(
         done = pack_run(
             run, out, float_rest=float_rest, tables=tables, precision=precision, force=force
         )
-    typer.echo(done.summary)
-    typer.echo(f"\nwritten: {done.path}\n{done.size_line}")
-    typer.echo(f"the file beside the run: {done.agreement}")
+    say(done.summary)
+    say(f"\nwritten: {done.path}\n{done.size_line}")
+    say(f"the file beside the run: {done.agreement}")
     if done.rounded is not None:
-        typer.echo(f"with inputs of 8 bits: {done.rounded}")
+        say(f"with inputs of 8 bits: {done.rounded}")
 
 
 def inspect(file: _FILE, as_json: _JSON = False) -> None:
@@ -83,7 +88,7 @@ def inspect(file: _FILE, as_json: _JSON = False) -> None:
 
     with mistakes():
         found = inspect_file(file)
-    typer.echo(json.dumps(found.to_dict()) if as_json else found)
+    typer.echo(json.dumps(found.to_dict())) if as_json else say(found)
 
 
 def run(
@@ -92,6 +97,7 @@ def run(
     top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
     precision: _PRECISION = "exact",
     skeleton: _SKELETON = None,
+    largest_side: _SIDE = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Name what is in image files: the classes with the highest scores.
@@ -102,38 +108,34 @@ def run(
     proxbit run net.safetensors shoe.png shirt.jpg
     """
     from proxbit.deploy.files import packed_network
-    from proxbit.deploy.images import InputForm
+    from proxbit.deploy.images import InputForm, read_image, recognize
     from proxbit.engine.file import read
     from proxbit.engine.packing import finish
 
     with mistakes(), advising():
         _require_positive(top=top)
         held = read(file)
-        form = InputForm.of(held.about.input)
-        net = packed_network(file, held, skeleton, precision)
+        form = InputForm.of(held.about.input, largest_side)
+        net = packed_network(file, held, skeleton, precision, largest_side)
         finish(net, None)
     unread = 0
     for image in images:
         try:
-            _name(net, image, form, held.about.labels, top, as_json)
+            guesses = recognize(net, read_image(image, form, largest_side), held.about.labels, top)
+            _name(image, guesses, as_json)
         except (ValueError, ImportError) as error:
-            typer.echo(f"proxbit: {' '.join(str(error).split())}", err=True)
+            say(f"proxbit: {' '.join(str(error).split())}", err=True)
             unread += 1
     raise typer.Exit(MISTAKE if unread else 0)
 
 
-def _name(
-    net: Any, image: str, form: Any, labels: tuple[str, ...] | None, top: int, as_json: bool
-) -> None:
+def _name(image: str, guesses: list[Any], as_json: bool) -> None:
     """Print the guesses for one image."""
-    from proxbit.deploy.images import read_image, recognize
-
-    guesses = recognize(net, read_image(image, form), labels, top)
     if as_json:
         typer.echo(json.dumps({"image": image, "top": [asdict(guess) for guess in guesses]}))
         return
-    lines = [f"  {100 * guess.share:5.1f} %  {guess.label}" for guess in guesses]
-    typer.echo("\n".join([image, *lines]))
+    lines = [f"  {100 * guess.share:5.1f} %  {visible(guess.label)}" for guess in guesses]
+    say("\n".join([image, *lines]))
 
 
 def bench(
@@ -145,6 +147,7 @@ def bench(
     seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
     precision: _PRECISION = "exact",
     skeleton: _SKELETON = None,
+    largest_side: _SIDE = 1024,
     as_json: _JSON = False,
 ) -> None:
     """Time a packed network beside the same one in float32, on this machine.
@@ -162,12 +165,12 @@ def bench(
     with mistakes(), advising():
         _require_positive(batch=batch, threads=1 if threads is None else threads, seconds=seconds)
         held = read(file)
-        shape = _shape(held.about)
-        packed = packed_network(file, held, skeleton, precision)
-        plain = float_network(file, held, skeleton)
+        shape = _shape(held.about, largest_side)
+        packed = packed_network(file, held, skeleton, precision, largest_side)
+        plain = float_network(file, held, skeleton, largest_side)
         with _threads(threads), _bar() as watch:
             found = measure(packed, plain, noise(batch, *shape), seconds, watch)
-    typer.echo(json.dumps({"file": file} | found.to_dict()) if as_json else found)
+    typer.echo(json.dumps({"file": file} | found.to_dict())) if as_json else say(found)
 
 
 def _require_positive(**given: float) -> None:
@@ -176,14 +179,15 @@ def _require_positive(**given: float) -> None:
             raise ValueError(f"--{name} must be above 0, not {value:g}")
 
 
-def _shape(about: Any) -> tuple[int, int, int]:
+def _shape(about: Any, largest_side: int) -> tuple[int, int, int]:
     """The shape of an image: as the file says, or as its architecture was built for."""
     from proxbit.deploy.images import InputForm, input_shape
 
     built = about.architecture or {}
     if about.input is None and {"channels", "image_size"} <= built.keys():
-        return input_shape({"shape": [built["channels"], *2 * [built["image_size"]]]})
-    form = InputForm.of(about.input)
+        given = {"shape": [built["channels"], *2 * [built["image_size"]]]}
+        return input_shape(given, largest_side)
+    form = InputForm.of(about.input, largest_side)
     return form.channels, form.height, form.width
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from proxbit.cli_errors import MISTAKE, mistakes
+from proxbit.cli_errors import MISTAKE, mistakes, say
 from proxbit.cli_train import INTERRUPTED
 
 BROKEN = 1
@@ -96,7 +96,7 @@ def reproduce(
 
     with mistakes():
         if grid is None:
-            typer.echo(overview())
+            say(overview())
             return
         wish = Wish(
             grid, scale, _words(rows), _words(pipelines), _words(tasks), _words(methods),
@@ -133,7 +133,7 @@ def _run(cells: Any, options: Any, out: str, run_grid: Any) -> None:
             ended = run_grid(cells, options, out, board.watch)
         except KeyboardInterrupt:
             again = shlex.join(["proxbit", *sys.argv[1:]])
-            typer.echo(f"stopped, nothing is lost: continue with  {again}", err=True)
+            say(f"stopped, nothing is lost: continue with  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(_conclude(ended, out))
 
@@ -155,9 +155,9 @@ def _conclude(ended: Any, out: str) -> int:
     for event in ended:
         by_state.setdefault(event.state, []).append(event)
     counts = ", ".join(f"{len(events)} {state}" for state, events in by_state.items())
-    typer.echo(f"{counts}; see  proxbit report {out}")
+    say(f"{counts}; see  proxbit report {out}")
     for note, events in _reasons(by_state.get("refused", []) + by_state.get("broken", [])).items():
-        typer.echo(f"proxbit: {note} ({_cells(events)})", err=True)
+        say(f"proxbit: {note} ({_cells(events)})", err=True)
     if "refused" in by_state:
         return MISTAKE
     return BROKEN if "broken" in by_state else 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from proxbit.cli_errors import mistakes
+from proxbit.cli_errors import mistakes, say
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
 
     with mistakes():
         if out is None:
-            typer.echo(render(read_folders(folders), form or "markdown", folders), nl=False)
+            say(render(read_folders(folders), form or "markdown", folders), nl=False)
             return
         written = write_report(folders, out, form)
-    typer.echo(f"written as {written}: {out}")
+    say(f"written as {written}: {out}")

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from proxbit.cli_errors import fail, mistakes
+from proxbit.cli_errors import fail, mistakes, say
 from proxbit.cli_train import INTERRUPTED, advising, stopping
+from proxbit.text import visible
 from proxbit.train.config import Config, read_config
 
 LINE = "{:>4}  {:<14}  {:>4}  {:>6}  {:>8}  {:>8}  {}"
@@ -103,7 +104,7 @@ def select(
             _refuse_others(given | asked | {"out": out, "config": config})
         wanted = replace(Config() if config is None else read_config(config), **_there(given))
         choice = _follow(wanted, _there(asked), resume, out or next_folder(), as_json)
-    typer.echo(json.dumps(choice.to_dict()) if as_json else f"\n{choice}")
+    typer.echo(json.dumps(choice.to_dict())) if as_json else say(f"\n{choice}")
 
 
 def _there(options: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def _follow(
             return _show(records, console)
         except Interrupted:
             again = f"proxbit select --resume {folder}"
-            typer.echo(f"stopped and saved: continue with  {again}", err=True)
+            say(f"stopped and saved: continue with  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -164,7 +165,7 @@ def _show(records: Iterator[Any], console: Console) -> Any:
     for record in records:
         if isinstance(record, Choice):
             return record
-        console.print(LINE.format(*trial_row(record)))
+        console.print(LINE.format(*map(visible, trial_row(record))))
     raise AssertionError("a selection ends with a choice")
 
 

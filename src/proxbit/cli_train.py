@@ -16,7 +16,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from proxbit.cli_errors import fail, mistakes
+from proxbit.cli_errors import fail, mistakes, say
+from proxbit.text import visible
 from proxbit.train.config import Config, read_config
 
 INTERRUPTED = 130
@@ -68,6 +69,10 @@ def train(
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="Options from a config.json of a run.")
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Resume though config.json or metrics were changed."),
+    ] = False,
     quiet: Annotated[bool, typer.Option(help="Lines only, no bar: for log files.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
 ) -> None:
@@ -91,8 +96,10 @@ def train(
             if out is not None or config is not None:
                 raise ValueError("--resume continues in its own folder: leave out --out, --config")
             refuse_contradictions(resume, given)
-            trainer = resume_run(resume)
+            trainer = resume_run(resume, accept_changes=accept_changes)
         else:
+            if accept_changes:
+                raise ValueError("--accept-changes is for a run that goes on: give --resume DIR")
             wanted = replace(Config() if config is None else read_config(config), **given)
             trainer = open_run(wanted, out or next_folder(), sys.argv)
     _run(trainer, quiet, tensorboard)
@@ -128,9 +135,9 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
     # Names of files are shown as they are, brackets and colons included.
     console = Console(quiet=not main, soft_wrap=True, markup=False, emoji=False, highlight=False)
     events = Events(folder / "events") if tensorboard and main else None
-    console.print(f"run in {folder}: {describe(trainer.config)}")
+    console.print(visible(f"run in {folder}: {describe(trainer.config)}"))
     for note in trainer.job.notes:
-        console.print(note, style="dim")
+        console.print(visible(note), style="dim")
     # Outside of the handlers: a launcher that ends us while we explain must not cut us short.
     with stopping() as stop:
         trainer.stop = stop
@@ -139,7 +146,7 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
         except Interrupted:
             again = f"proxbit train --resume {folder}"
             if main:
-                typer.echo(f"stopped and saved: continue with  {again}", err=True)
+                say(f"stopped and saved: continue with  {again}", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Diverged as error:
             fail(f"{error}; the last good checkpoint is in {folder}", DIVERGED)
@@ -185,7 +192,7 @@ def describe(config: Config) -> str:
 def advising() -> Iterator[None]:
     """Show advice as a sentence, not as a place in our source."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
+        warnings.showwarning = lambda message, *_, **__: say(f"note: {message}", err=True)
         yield
 
 
@@ -223,7 +230,7 @@ def evaluate(
         if as_json:
             typer.echo(json.dumps(found))
         else:
-            typer.echo(f"{run}: hard {100 * found['hard']:.2f} % of {found['n']:,} {part} images")
+            say(f"{run}: hard {100 * found['hard']:.2f} % of {found['n']:,} {part} images")
 
 
 def show(
@@ -244,9 +251,9 @@ def show(
         for view in views:
             typer.echo(json.dumps(view.to_dict()))
     else:
-        typer.echo(compare(views))
+        say(compare(views))
     if plot is not None:
-        typer.echo(f"drawn: {plot}")
+        say(f"drawn: {plot}")
 
 
 def demo(

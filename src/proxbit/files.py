@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +20,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a process that was killed and had our number
+        with temporary.open("xb") as file:  # never through a link that another user put there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -40,7 +42,7 @@ def _settle(folder: Path) -> None:
 
 def lock_folder(folder: Path, doing: str) -> IO[str]:
     """Keep other processes out of a folder until the file that this returns is closed."""
-    lock = (folder / LOCK).open("w")
+    lock = open_lock(folder / LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,6 +51,39 @@ def lock_folder(folder: Path, doing: str) -> IO[str]:
             f"another process is {doing} {str(folder)!r}: wait for it, or choose another --out"
         ) from None
     return lock
+
+
+def open_lock(path: Path) -> IO[str]:
+    """The file of a lock, made if need be; what it may hold stays, and links are refused."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise ValueError(f"{str(path)!r} is a link, and a lock is a file: remove it") from error
+        raise
+    return os.fdopen(handle, "r+")
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that no other user can read, write or put there before us; made if need be."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not ours or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ValueError(
+            f"{str(path)!r} was put there by another user, or others can reach it: remove it, or "
+            "set TMPDIR to a folder of your own"
+        )
+    return path
+
+
+def is_trusted(folder: str | Path) -> bool:
+    """Whether a folder is there and is ours or the system's: what another user put there is not."""
+    try:
+        found = Path(folder).stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.getuid())
 
 
 def is_leftover(name: str) -> bool:

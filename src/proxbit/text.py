@@ -1,8 +1,9 @@
-"""Words for people, and from them: tables, sizes, lists, places, errors, numbers, unknown names."""
+"""Words for people, and from them: tables, sizes, lists, places, errors, numbers, odd names."""
 
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import PurePath
@@ -15,7 +16,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     layer  bits
     fc       12
     """
-    cells = [tuple(head), *(tuple(str(cell) for cell in row) for row in rows)]
+    cells = [tuple(head), *(tuple(visible(str(cell)) for cell in row) for row in rows)]
     columns = [_justified(column) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
@@ -24,6 +25,25 @@ def _justified(column: tuple[str, ...]) -> list[str]:
     width = max(len(cell) for cell in column)
     numbers = all(cell[:1] in "0123456789+-" for cell in column[1:])
     return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
+
+
+def visible(text: str) -> str:
+    r"""Text of a file as one line that a terminal shows and does not obey.
+
+    >>> print(visible("shoe\x1b[2J\nshirt"), visible("caf\u00e9"))
+    shoe\x1b[2J\nshirt café
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+
+
+def _is_shown(letter: str) -> bool:
+    return letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
 
 
 def size(count: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from proxbit.data.parts import balanced_split, one_part
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
+MOST_RATIO = 100
 
 # Of ImageNet's training images.
 MEAN = (0.485, 0.456, 0.406)
@@ -126,15 +128,27 @@ def _images(folder: Path) -> list[str]:
     )
 
 
-def read_picture(path: Path) -> Any:
-    """The image in a file as RGB; a file that cannot be read is named."""
+def too_narrow(given: tuple[int, int]) -> str | None:
+    """Why a picture cannot be resized by its shorter side: the longer one would have no end."""
+    narrow = max(given) > MOST_RATIO * min(given)
+    return f"more than {MOST_RATIO} times as long as wide: cut or remove it" if narrow else None
+
+
+def read_picture(path: Path, refuse: Callable[[tuple[int, int]], str | None] = too_narrow) -> Any:
+    """The image in a file as RGB; a file that cannot be read is named.
+
+    ``refuse`` says why a picture of this width and height is not read, before it takes memory.
+    """
     image = extra("PIL.Image")
     try:
         with image.open(path) as picture:
-            mode = picture.mode
-            if mode in MODES:
+            (width, height), mode = picture.size, picture.mode
+            reason = refuse((width, height))
+            if reason is None and mode in MODES:
                 # A palette may hold transparency, which only RGBA takes over.
                 return (picture.convert("RGBA") if mode == "P" else picture).convert("RGB")
     except (OSError, SyntaxError, ValueError, EOFError, image.DecompressionBombError) as error:
         raise ValueError(f"cannot read the image {path} ({error}): replace or remove it") from error
+    if reason is not None:
+        raise ValueError(f"{path} has {width:,} x {height:,} pixels, {reason}")
     raise ValueError(f"{path} is an image of mode {mode}: convert it to 8-bit colour or grey")

@@ -39,22 +39,37 @@ class ByteKind:
         """The state of a type is its byte order, and a byte has none."""
 
 
-def _new_array(*_: object) -> ByteArray:
-    return ByteArray()
+class _Function:
+    """A function that a pickle may call and cannot change: BUILD sets defaults of a plain one."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("it changes a function")
 
 
-def _bytes(text: str = "", _encoding: str = "latin1") -> bytes:
+class _NewArray(_Function):
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> ByteArray:
+        return ByteArray()
+
+
+class _Bytes(_Function):
+    __slots__ = ()
+
     # Python 3 writes bytes into old pickles as codecs.encode(text, "latin1"), and none as bytes().
-    return text.encode("latin1")
+    def __call__(self, text: str = "", _encoding: str = "latin1") -> bytes:
+        return text.encode("latin1")
 
 
 ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): ByteArray,
     ("numpy", "dtype"): ByteKind,
-    ("numpy.core.multiarray", "_reconstruct"): _new_array,
-    ("numpy._core.multiarray", "_reconstruct"): _new_array,
-    ("_codecs", "encode"): _bytes,
-    ("__builtin__", "bytes"): _bytes,
+    ("numpy.core.multiarray", "_reconstruct"): _NewArray(),
+    ("numpy._core.multiarray", "_reconstruct"): _NewArray(),
+    ("_codecs", "encode"): _Bytes(),
+    ("__builtin__", "bytes"): _Bytes(),
 }
 
 

@@ -16,11 +16,11 @@ from proxbit.engine.container import read_container
 from proxbit.engine.contents import About, Contents, PackedWeight
 from proxbit.engine.file import read
 from proxbit.engine.header import VERSION
-from proxbit.engine.loading import rebuild
+from proxbit.engine.loading import LARGEST_SIDE, rebuild
 from proxbit.engine.packing import find_precision
 from proxbit.engine.summary import Part, Summary
 from proxbit.models import build
-from proxbit.text import few, first_line, size
+from proxbit.text import few, first_line, size, visible
 
 _KINDS = {2: "linear", 3: "conv1d", 4: "conv2d"}
 
@@ -78,7 +78,7 @@ class Inspection:
             "labels": labels,
             "input": _plain(about.input) or none,
         }
-        lines = [f"{name:<13}{fact}" for name, fact in facts.items() if fact]
+        lines = [f"{name:<13}{visible(fact)}" for name, fact in facts.items() if fact]
         return "\n".join([*lines, "", str(self.summary), self.size_line])
 
     @property
@@ -147,7 +147,11 @@ def _stored_bytes(name: str, stored: dict[str, int]) -> int:
 
 
 def packed_network(
-    path: str | Path, held: Contents, skeleton: str | None = None, precision: str = "exact"
+    path: str | Path,
+    held: Contents,
+    skeleton: str | None = None,
+    precision: str = "exact",
+    largest_side: int = LARGEST_SIDE,
 ) -> nn.Module:
     """The packed network of a file, its architecture from the file or from ``skeleton``.
 
@@ -158,13 +162,19 @@ def packed_network(
         held: What it holds.
         skeleton: FILE.py:FUNCTION or a model's name; needed where the file has no architecture.
         precision: As for :func:`proxbit.load`.
+        largest_side: As for :func:`proxbit.load`.
     """
     find_precision(precision)
     with _loading(path):
-        return rebuild(held, _skeleton(held.about, skeleton), precision)
+        return rebuild(held, _skeleton(held.about, skeleton), precision, largest_side)
 
 
-def float_network(path: str | Path, held: Contents, skeleton: str | None = None) -> nn.Module:
+def float_network(
+    path: str | Path,
+    held: Contents,
+    skeleton: str | None = None,
+    largest_side: int = LARGEST_SIDE,
+) -> nn.Module:
     """The float architecture of a file with its hard weights, as plain torch computes it."""
     pieces: dict[str, list[PackedWeight]] = {}
     for weight in held.weights:
@@ -172,7 +182,7 @@ def float_network(path: str | Path, held: Contents, skeleton: str | None = None)
     dense = {name: _dense(found) for name, found in pieces.items()}
     with _loading(path):
         plain = replace(held, weights=(), floats=held.floats | dense)
-        return rebuild(plain, _skeleton(held.about, skeleton))
+        return rebuild(plain, _skeleton(held.about, skeleton), largest_side=largest_side)
 
 
 def _dense(pieces: list[PackedWeight]) -> Tensor:

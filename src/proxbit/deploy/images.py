@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from torch import Tensor, nn
 from proxbit.data.extras import extra
 from proxbit.data.folder import read_picture
 from proxbit.data.pixels import normalize
+from proxbit.engine.loading import LARGEST_SIDE
 from proxbit.text import first_line
 
-MOST_PIXELS = 4096  # of a side
+MOST_CHANNELS = 16  # of the largest image
+LONGEST, MOST_PIXELS = 16, 64  # of a picture on the way to it, in largest sides and images
 _COLOURS = {1: "L", 3: "RGB"}
 
 
@@ -41,7 +45,7 @@ class InputForm:
     crop: float = 1.0
 
     @staticmethod
-    def of(given: dict[str, Any] | None) -> InputForm:
+    def of(given: dict[str, Any] | None, largest_side: int = LARGEST_SIDE) -> InputForm:
         """The ``input`` of a packed file; one sentence for one that makes no sense.
 
         >>> InputForm.of({"shape": [1, 28, 28], "mean": [0.5], "std": [0.25]}).width
@@ -52,7 +56,7 @@ class InputForm:
                 "the file does not say what its input looks like: save it with "
                 'input={"shape": [3, 224, 224], "mean": [...], "std": [...]}'
             )
-        channels, height, width = input_shape(given)
+        channels, height, width = input_shape(given, largest_side)
         mean = _numbers(given, "mean", [0.0] * channels)
         std = _numbers(given, "std", [1.0] * channels)
         crop = given.get("crop", 1.0)
@@ -63,13 +67,16 @@ class InputForm:
         return InputForm(channels, height, width, mean, std, crop)
 
 
-def input_shape(given: dict[str, Any]) -> tuple[int, int, int]:
-    """Channels, height and width."""
+def input_shape(given: dict[str, Any], largest_side: int = LARGEST_SIDE) -> tuple[int, int, int]:
+    """Channels, height and width, none of which costs more than the largest image may."""
     shape = given.get("shape")
     sizes = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
-    if not isinstance(shape, list) or not sizes or len(shape) != 3 or max(shape) > MOST_PIXELS:
+    if not isinstance(shape, list) or not sizes or len(shape) != 3:
+        raise ValueError(f"{_shown(given)}: its shape is [channels, height, width]")
+    if max(shape[1:]) > largest_side or math.prod(shape) > MOST_CHANNELS * largest_side**2:
         raise ValueError(
-            f"{_shown(given)}: its shape is [channels, height, width], at most {MOST_PIXELS} each"
+            f"{_shown(given)}: more than {MOST_CHANNELS} channels of {largest_side} x "
+            f"{largest_side} pixels; raise --largest-side to run it"
         )
     return shape[0], shape[1], shape[2]
 
@@ -89,7 +96,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def read_image(path: str, form: InputForm) -> Tensor:
+def read_image(path: str, form: InputForm, largest_side: int = LARGEST_SIDE) -> Tensor:
     """An image file as a batch of one: resized to cover the input, cut to it, normalized.
 
     The same numbers as in the test of a run: for images of a folder the shorter side is resized to
@@ -99,7 +106,10 @@ def read_image(path: str, form: InputForm) -> Tensor:
         raise ValueError(
             f"the network takes {form.channels} channels, and image files give 1 (grey) or 3"
         )
-    picture = read_picture(Path(path)).convert(_COLOURS[form.channels])
+    too_large = partial(_too_large, form, largest_side)
+    with warnings.catch_warnings():  # PIL's own limit is above ours
+        warnings.simplefilter("ignore", extra("PIL.Image").DecompressionBombWarning)
+        picture = read_picture(Path(path), too_large).convert(_COLOURS[form.channels])
     kind = extra("PIL.Image").Resampling
     method = kind.BICUBIC if form.crop < 1 else kind.BILINEAR
     picture = picture.resize(covering(picture.size, form), method)
@@ -110,6 +120,18 @@ def read_image(path: str, form: InputForm) -> Tensor:
     picture = picture.crop((left, top, left + form.width, top + form.height))
     pixels = np.array(picture, dtype=np.uint8).reshape(1, form.height, form.width, form.channels)
     return normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2), form.mean, form.std)
+
+
+def _too_large(form: InputForm, largest_side: int, given: tuple[int, int]) -> str | None:
+    """Why a picture would cost too much to read or to resize; None where it does not."""
+    resized = covering(given, form)
+    if max(resized) > LONGEST * largest_side:
+        shown = " x ".join(f"{n:,}" for n in resized)
+        return f"which would be resized to {shown}: cut it, or raise --largest-side"
+    if math.prod(given) > MOST_PIXELS * largest_side**2:
+        most = MOST_PIXELS * largest_side**2
+        return f"more than {most:,} in all: make it smaller, or raise --largest-side"
+    return None
 
 
 def covering(given: tuple[int, int], form: InputForm) -> tuple[int, int]:
@@ -141,7 +163,7 @@ def recognize(
     try:
         with torch.inference_mode():
             scores = net(image)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # a transformer asserts its size
         raise ValueError(
             f"the network does not take an input of shape {tuple(image.shape)}: {first_line(error)}"
         ) from error

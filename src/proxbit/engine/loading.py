@@ -16,13 +16,16 @@ from proxbit.engine.contents import Contents, PackedWeight, label
 from proxbit.engine.file import read
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.packing import carry_over, find_precision, finish, layer_for
+from proxbit.engine.routes import is_usual
 from proxbit.engine.saving import REPLACEMENTS, inside_attention, own_names
-from proxbit.models import build
+from proxbit.models.building import build, make
+from proxbit.text import first_line
 
-# What a file may say of its network, with the largest number that is believed.
+LARGEST_SIDE = 1024  # pixels
+# What else a file may say of its network, with the largest number that is believed.
 _LARGEST = {
-    "classes": 200_000, "channels": 4096, "image_size": 4096, "patch_size": 512, "width": 4096,
-    "drop_path": 1, "embed_dim": 8192, "depth": 256, "num_heads": 256, "mlp_ratio": 64,
+    "classes": 200_000, "channels": 4096, "patch_size": 512, "width": 4096, "drop_path": 1,
+    "embed_dim": 8192, "depth": 256, "num_heads": 256, "mlp_ratio": 64,
 }  # fmt: skip
 
 
@@ -32,8 +35,11 @@ def load(
     example: Any = None,
     *,
     precision: str = "exact",
+    largest_side: int = LARGEST_SIDE,
 ) -> nn.Module:
     """A packed network from a file, in eval mode.
+
+    Time and memory follow from what the file holds, not from what it says.
 
     Args:
         path: What :func:`save` wrote.
@@ -41,10 +47,12 @@ def load(
             file knows how to build it: models of :func:`proxbit.models.build`, timm's included.
         example: As for :func:`pack`: each layer keeps the way that is faster on this machine.
         precision: As for :func:`pack`.
+        largest_side: The largest images, by their side in pixels, that the file may ask for without
+            a skeleton.
     """
     held = read(path)
     try:
-        net = rebuild(held, skeleton, precision)
+        net = rebuild(held, skeleton, precision, largest_side)
     except ValueError as error:
         raise ValueError(f"cannot load '{path}': {error}") from None
     finish(net, example)
@@ -52,11 +60,14 @@ def load(
 
 
 def rebuild(
-    held: Contents, skeleton: nn.Module | None = None, precision: str = "exact"
+    held: Contents,
+    skeleton: nn.Module | None = None,
+    precision: str = "exact",
+    largest_side: int = LARGEST_SIDE,
 ) -> nn.Module:
     """The packed network that these contents describe."""
     inputs = find_precision(precision)
-    model = _skeleton(held) if skeleton is None else copy.deepcopy(skeleton)
+    model = _skeleton(held, largest_side) if skeleton is None else copy.deepcopy(skeleton)
     with torch.no_grad():
         _replace_modules(model, held)
         _add_norms(model, held)
@@ -67,7 +78,7 @@ def rebuild(
     return model.eval()
 
 
-def _skeleton(held: Contents) -> nn.Module:
+def _skeleton(held: Contents, largest_side: int) -> nn.Module:
     """The network that the file names; what it says is checked before anything is built."""
     if held.about.architecture is None:
         raise ValueError(
@@ -77,25 +88,48 @@ def _skeleton(held: Contents) -> nn.Module:
     name = options.pop("name", None)
     if not isinstance(name, str) or ".py" in name:
         raise ValueError(f"its network is {name!r}, which is not run: give skeleton=")
-    for key, value in options.items():
-        most = _LARGEST.get(key)
-        if most is None or type(value) not in (int, float) or not 0 <= value <= most:
-            raise ValueError(f"it asks for {key}={value!r} of its network: give skeleton= instead")
+    _require_known(options, largest_side)
     values = sum(t.numel() for t in held.floats.values())
     values += sum(math.prod(w.shape) for w in held.weights)
     wanted = _values_of(name, options)
-    if wanted is not None and wanted > 2 * values:
+    if wanted > 2 * values:
         raise ValueError(f"its network {name!r} has {wanted:,} numbers, and it holds {values:,}")
-    return build(name, **options)
+    return build(name, **options) if is_usual(options) else _made(name, options)
 
 
-def _values_of(name: str, options: dict[str, Any]) -> int | None:
-    """How many numbers a network holds, without making them; None where that cannot be told."""
+def _require_known(options: dict[str, Any], largest_side: int) -> None:
+    """Refuse what no network of ours is told, or in numbers that would cost without end."""
+    for key, value in options.items():
+        most = largest_side if key == "image_size" else _LARGEST.get(key)
+        if most is None or type(value) not in (int, float) or value < 0:
+            raise ValueError(f"it asks for {key}={value!r} of its network: give skeleton= instead")
+        if value > most:
+            raise_it = ", or raise largest_side (--largest-side)" if key == "image_size" else ""
+            raise ValueError(
+                f"it asks for {key}={value!r} of its network, more than {most}: give skeleton= "
+                f"instead{raise_it}"
+            )
+
+
+def _made(name: str, options: dict[str, Any]) -> nn.Module:
+    """The network, without an image sent through it."""
+    sizes = {"classes": 10, "channels": 3}  # as build has them
+    sizes |= {key: options[key] for key in ("classes", "channels", "image_size") if key in options}
+    return make(name, sizes, {key: options[key] for key in options.keys() - sizes.keys()})
+
+
+def _values_of(name: str, options: dict[str, Any]) -> int:
+    """How many numbers a network holds, without making them."""
     try:
         with torch.device("meta"):
-            model = build(name, **options)
-    except Exception:  # not every network can be made without memory
-        return None
+            model = _made(name, options)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"its network {name!r} cannot be looked at before it is made ({first_line(error)}): "
+            "give skeleton="
+        ) from error
     return sum(t.numel() for t in (*model.parameters(), *model.buffers()))
 
 

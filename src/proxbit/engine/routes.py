@@ -14,6 +14,7 @@ from proxbit.engine.timing import race
 from proxbit.probing import run
 
 _SECONDS = 0.06  # spent on each layer
+MOST_SIDE, MOST_PATCHES = 512, 64  # of an image that is tried unasked
 FEWEST = 24  # products per output, as in depthwise convolutions, below which we do not try bits
 
 
@@ -27,9 +28,19 @@ def guess_routes(net: nn.Module) -> None:
 def usual_input(net: Any) -> Tensor | None:
     """One empty image, where the network is known to take images of one size."""
     known = getattr(net, "_proxbit_architecture", None) or {}
-    if not isinstance(known.get("image_size"), int):
+    if not is_usual(known):
         return None
     return torch.zeros(1, known.get("channels", 3), known["image_size"], known["image_size"])
+
+
+def is_usual(known: dict[str, Any]) -> bool:
+    """Whether a network is made for images that cost little, so that one may be tried at once.
+
+    >>> is_usual({"image_size": 224}), is_usual({"image_size": 224, "patch_size": 1}), is_usual({})
+    (True, False, False)
+    """
+    side, patch = known.get("image_size"), known.get("patch_size", MOST_SIDE)
+    return isinstance(side, int) and side <= MOST_SIDE and side <= MOST_PATCHES * patch
 
 
 def choose_routes(net: nn.Module, example: Any) -> None:

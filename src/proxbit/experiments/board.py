@@ -16,6 +16,7 @@ from proxbit.experiments.configs import Options
 from proxbit.experiments.estimates import duration, seconds_of
 from proxbit.experiments.grids import Cell
 from proxbit.experiments.running import Event
+from proxbit.text import visible
 
 MARKS = {"running": "...", "broken": "broken", "refused": "-"}
 HIDDEN = ("model", "dataset", "method")
@@ -49,7 +50,7 @@ class Board:
         if event.state == "running":
             self.began.setdefault(event.cell, time.monotonic())
         elif not self.console.is_terminal and event.state in ("done", "broken"):
-            self.console.print(f"{self.count()}  {line_of(event)}", soft_wrap=True)
+            self.console.print(f"{self.count()}  {visible(line_of(event))}", soft_wrap=True)
 
     def count(self) -> str:
         """How many cells have ended."""
@@ -90,7 +91,8 @@ class Board:
     def footer(self) -> str:
         """What runs now and for how long."""
         running = [event for event in self.events.values() if event.state == "running"]
-        now = "; ".join(f"{describe(e.cell)}: {e.note} {100 * e.share:.0f} %" for e in running)
+        notes = (f"{describe(e.cell)}: {e.note} {100 * e.share:.0f} %" for e in running)
+        now = visible("; ".join(notes))
         rest = f", about {duration(self.left())} left" if len(self.events) else ""
         return f"{self.count()} cells{rest}" + (f"\n{now}" if now else "")
 

@@ -218,7 +218,7 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "rate", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain")  # fmt: skip
-_PLACES = ("model", "data", "weights", "teacher")
+_PLACES = ("data", "weights", "teacher")  # not the model: its file would be executed
 _ASIDE = ("data_root", "download", "workers", "cpu")
 
 
@@ -239,7 +239,7 @@ def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
 
 def _as_now(config: Config) -> Config:
     """With today's defaults, as far as they can be told without executing a user's file."""
-    return config if ".py" in config.model else resolve(config, skeleton(config.model))
+    return settled(config) if ".py" in config.model else resolve(config, skeleton(config.model))
 
 
 def _short(name: str, value: Any) -> Any:

@@ -7,12 +7,12 @@ otherwise it is begun again.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
 import socket
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,6 +23,7 @@ from proxbit.experiments.configs import Options
 from proxbit.experiments.grids import Cell
 from proxbit.experiments.results import ResultLine, sole_writer
 from proxbit.experiments.running import Event, Watch, finish_cell, ignore, run_cell, to_do
+from proxbit.files import is_trusted, private_folder
 from proxbit.text import first_line
 
 TRIES_MORE = 5  # times that a cell whose worker died is run again
@@ -80,7 +81,7 @@ def run_there(cell: Cell, options: Options, folder: str, home: str, board: Any) 
     import ray
 
     node = f"{platform.node()} ({ray.get_runtime_context().get_node_id()[:8]})"
-    if Path(home).is_dir():
+    if is_trusted(home):  # files that the user names are looked for in it, and executed
         os.chdir(home)
 
     def report(event: Event) -> None:
@@ -94,12 +95,15 @@ def run_there(cell: Cell, options: Options, folder: str, home: str, board: Any) 
 
 
 def folder_here(folder: str) -> str:
-    """The folder of the results where this node sees it, else one of its own."""
-    if Path(folder).is_dir():
+    """The folder of the results where this node sees it, else a private one of its own.
+
+    Another user of this node may have put a folder at either place, with runs to be resumed.
+    """
+    if is_trusted(folder):
         return folder
-    own = Path(tempfile.gettempdir()) / f"proxbit-{zlib.crc32(folder.encode()):08x}"
-    own.mkdir(exist_ok=True)
-    return str(own)
+    digest = hashlib.blake2b(folder.encode(), digest_size=16).hexdigest()
+    own = Path(tempfile.gettempdir()) / f"proxbit-{os.getuid()}-{digest}"
+    return str(private_folder(own))
 
 
 class Board:

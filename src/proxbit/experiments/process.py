@@ -93,7 +93,8 @@ def _process(arguments: list[str], folder: RunFolder, look: Look) -> tuple[int, 
     Ctrl-C reaches us alone: the run is then asked once to save itself, and waited for.
     """
     log = log_of(folder.path)
-    command = [sys.executable, "-m", "proxbit.experiments.child", str(os.getpid()), *arguments]
+    child = ["-P", "-m", "proxbit.experiments.child"]  # -P: no module of the working folder
+    command = [sys.executable, *child, str(os.getpid()), *arguments]
     with log.open("ab") as output:
         began = output.tell()
         process = subprocess.Popen(

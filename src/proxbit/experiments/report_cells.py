@@ -64,7 +64,7 @@ def _mean(values: list[Any]) -> float | None:
 
 def is_number(value: object) -> bool:
     """Whether a value read from JSON is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value) and value is not True
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def figures(line: ResultLine) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _require_figures(line: ResultLine) -> None:
     hard, images = figures(line).get("hard"), figures(line).get("n")
     if not is_number(hard) or not 0 <= float(str(hard)) <= 1:
         raise ValueError(f"{cell_name(line)}: hard must be a share from 0 to 1, not {hard!r}")
-    if not isinstance(images, int) or images < 1:
+    if type(images) is not int or images < 1:
         raise ValueError(f"{cell_name(line)}: n must be a number of images, not {images!r}")
 
 

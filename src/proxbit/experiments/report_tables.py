@@ -72,6 +72,8 @@ def rows_of(grid: str, found: Sequence[Outcome]) -> list[Row]:
     cells: dict[Axes, list[Outcome]] = {place: [] for place in _planned(grid)}
     for outcome in found:
         cells.setdefault(_place(outcome.axes), []).append(outcome)
+    if len({bool(dict(place).get(_DOWN)) for place in cells}) > 1:
+        raise ValueError(f"some cells of {grid!r} name protocols and others none: not one table")
     return [row for place, there in cells.items() for row in _variants(place, there)]
 
 

@@ -19,6 +19,7 @@ from proxbit.train.plain import parse_json
 VERSION = 1
 FILE = "results.jsonl"
 NAMED = AXES[:5]
+MOST = 2**63  # no number of a line is larger: seeds, bytes, images, seconds
 _MAYBE_DICT, _MAYBE_TEXT = (dict, type(None)), (str, type(None))
 KINDS: dict[str, tuple[type, ...]] = {
     "version": (int,), "grid": (str,), "row": (str,), "scale": (str,), "key": (dict,),
@@ -104,7 +105,7 @@ def _torn(tail: str) -> bool:
     """Whether what follows the last newline is not a whole line."""
     try:
         return not isinstance(json.loads(tail), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter from brackets without end
         return True
 
 
@@ -135,11 +136,31 @@ def _check(values: dict[str, Any], where: str) -> None:
             raise ValueError(f"{where} lacks {name}")
         if not isinstance(values[name], kinds):
             raise ValueError(f"{where}: {name} cannot be {values[name]!r}")
+    odd = next(_unsound(values), None)
+    if odd is not None:
+        raise ValueError(f"{where} holds {ascii(odd)[:80]}, which no result can be")
+    if not all(isinstance(record, dict) for record in values["curve"]):
+        raise ValueError(f"{where}: the curve must hold one object per epoch")
     key = values["key"]
     if not set(NAMED) <= key.keys() <= set(AXES) or not all(
         isinstance(k, str) for k in key.values()
     ):
         raise ValueError(f"{where}: the key must name {', '.join(NAMED)}, not {key!r}")
+
+
+def _unsound(value: Any) -> Iterator[Any]:
+    """Numbers that nobody can compute with, and texts that nobody can print."""
+    if isinstance(value, dict):
+        for each in (*value, *value.values()):
+            yield from _unsound(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _unsound(each)
+    elif isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield value
+    elif isinstance(value, int | float) and not -MOST <= value <= MOST:
+        yield value
 
 
 def append_result(folder: str | Path, line: ResultLine) -> None:

@@ -30,6 +30,7 @@ from proxbit.experiments.results import (
     sole_writer,
 )
 from proxbit.experiments.scales import SCALES
+from proxbit.files import open_lock
 from proxbit.text import first_line
 from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
@@ -98,7 +99,7 @@ def _train_float(cell: Cell, options: Options, folder: str | Path, watch: Watch)
     config, run = float_config(cell, options), float_folder(cell, folder)
     run.parent.mkdir(parents=True, exist_ok=True)
     note = f"first the float network, {config.epochs} epochs"
-    with (run.parent / ".float.lock").open("w") as lock:
+    with open_lock(run.parent / ".float.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several cells of one machine may want it at once
         train(config, run, lambda _: watch(Event(cell, "running", note=note)))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from proxbit.experiments.configs import check_alike
 from proxbit.experiments.halving import Pace, pace_of
 from proxbit.text import first_line
 from proxbit.train.config import Config
 from proxbit.train.fitting import open_run, resume_run
+from proxbit.train.folder import RunFolder
 from proxbit.train.trainer import Trainer
 from proxbit.train.trouble import Diverged, Interrupted
 
@@ -76,7 +78,8 @@ class Meter:
 
 def open_trial(config: Config, out: Path | None) -> Trainer:
     """A new run, or the one in its folder where it was interrupted."""
-    if out is not None and (out / "config.json").is_file():
+    if out is not None and (folder := RunFolder(out)).config.is_file():
+        check_alike(config, asdict(folder.options()), f"the run in {str(out)!r}")
         return resume_run(out)
     return open_run(config, out)
 

@@ -59,12 +59,20 @@ def build(
     sizes = {"classes": classes, "channels": channels}
     sizes |= {} if image_size is None else {"image_size": image_size}
     extra = options | ({} if patch_size is None else {"patch_size": patch_size})
-    _check_sizes(sizes | ({} if patch_size is None else {"patch_size": patch_size}))
-    model = _maker(name)(name, sizes, extra | ({"pretrained": True} if pretrained else {}))
+    model = make(name, sizes, extra, pretrained)
     if image_size is not None:
         _try_one_image(model, name, classes, channels, image_size)
+    return model
+
+
+def make(
+    name: str, sizes: dict[str, int], options: dict[str, Any], pretrained: bool = False
+) -> nn.Module:
+    """What :func:`build` gives, before an image has gone through it."""
+    _check_sizes(sizes | {k: v for k, v in options.items() if k == "patch_size"})
+    model = _maker(name)(name, sizes, options | ({"pretrained": True} if pretrained else {}))
     # Packed files keep it, so that they can be loaded without a skeleton.
-    model._proxbit_architecture = {"name": name} | sizes | extra  # type: ignore[assignment]
+    model._proxbit_architecture = {"name": name} | sizes | options  # type: ignore[assignment]
     return model
 
 

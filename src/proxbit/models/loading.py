@@ -103,10 +103,16 @@ def _put(
     """Convert every tensor before the first is put into the model: a failure changes nothing."""
     state = model.state_dict()
     for name, tensor in given.items():
+        if tensor.is_complex():
+            raise ValueError(f"{name!r} in '{path}' is complex: a model of real numbers has no use")
         try:
-            state[names[name]] = torch.empty_like(own[name]).copy_(tensor)
+            value = torch.empty_like(own[name]).copy_(tensor)
         except Exception as error:
             raise ValueError(
                 f"{name!r} in '{path}' cannot be copied ({first_line(error)})"
             ) from error
+        # Where the model itself has an infinity (a mask), the file may have it, too.
+        if bool((~value.isfinite() & own[name].isfinite()).any()):
+            raise ValueError(f"{name!r} in '{path}' has values that are not finite: nothing to use")
+        state[names[name]] = value
     model.load_state_dict(state)

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -37,10 +36,11 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What :func:`save_checkpoint` wrote; one sentence for any file that is not exactly that."""
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {str(path)!r}")
+    # Read into memory: tensors in a mapping of the file would end with it, and keep its space.
+    content = path.read_bytes()
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-        tensors = load_file(path)
+        # In one order: processes that share tensors out must all begin with the same.
+        tensors, metadata = dict(sorted(load(content).items())), _metadata(content)
     except Exception as error:  # damaged in one of many ways
         raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:
@@ -53,6 +53,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(state, dict):
         raise ValueError(f"the state in {path} is {type(state).__name__}, not a JSON object")
     return tensors, state
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """What the header of a file that safetensors takes says beside the tensors."""
+    length = int.from_bytes(content[:8], "little")
+    found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
+    return found
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

@@ -8,19 +8,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from proxbit.convert import binary_weights
 from proxbit.methods import find_method
 from proxbit.schedules import Schedule
-from proxbit.train.checkpoint import load_checkpoint, require_like
+from proxbit.train.binding import (
+    ON_PURPOSE,
+    begun,
+    nothing_yet,
+    rebind,
+    record_fault,
+    require_same,
+)
+from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
 from proxbit.train.config import Config
 from proxbit.train.folder import RunFolder
 from proxbit.train.plain import read_json, record_from
-from proxbit.train.records import Record, Result, keep_records
+from proxbit.train.records import Record, Result, keep_records, read_records
 from proxbit.train.replica import count_right, restore_quantizers
 from proxbit.train.setup import Job, prepare
 from proxbit.train.team import Team
 from proxbit.train.trainer import Trainer
+
+Saved = tuple[dict[str, Tensor], dict[str, Any]]
+_CURE = f", or go on with it as it is by {ON_PURPOSE}"
 
 
 def fit(
@@ -80,11 +92,28 @@ def _prepared(config: Config, team: Team) -> Job:
 
 
 def _create(trainer: Trainer, command: list[str]) -> None:
-    values = sum(p.numel() for p in trainer.core.parameters())
-    for each in (trainer, trainer.before):
+    """Make the folder of a run, and then that of the stage before it."""
+    before, folder = trainer.before, trainer.folder
+    assert folder is not None
+    for each in (trainer, before):
         if each is not None and each.folder is not None:
-            each.folder.require_space(6 * 4 * values)  # weights, two moments, the best; old and new
+            best = _network_bytes(each)
+            each.folder.require_space(2 * _last_bytes(each, best) + best)  # an old one and a new
             each.folder.create(each.config, command)
+    if before is not None:  # from now on a missing stage is one that was lost
+        save_checkpoint(folder.last, {}, nothing_yet(trainer.config, staged=True))
+
+
+def _network_bytes(trainer: Trainer) -> int:
+    """About how many bytes model.safetensors will have; nothing is gathered for it."""
+    return 4 * sum(p.numel() for p in trainer.core.parameters())
+
+
+def _last_bytes(trainer: Trainer, network: int) -> int:
+    """About how many bytes last.safetensors will have, of a network that is not sharded yet."""
+    moments = 1 if trainer.config.optimizer == "sgd" else 2
+    signs = sum(w.latent.numel() for w in binary_weights(trainer.core))
+    return network * (1 + moments + bool(trainer.config.ema)) + signs
 
 
 def _built(job: Job, team: Team, folder: RunFolder | None) -> Trainer:
@@ -97,8 +126,14 @@ def _built(job: Job, team: Team, folder: RunFolder | None) -> Trainer:
     return trainer
 
 
-def resume_run(out: str | Path) -> Trainer:
-    """A run that was interrupted, exactly where its last checkpoint was written."""
+def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
+    """A run that was interrupted, exactly where its last checkpoint was written.
+
+    Args:
+        out: Its folder.
+        accept_changes: Go on though config.json is no longer that of the checkpoint, or records of
+            metrics.jsonl are missing or doubled.
+    """
     folder = RunFolder(out)
     config = folder.options() if folder.config.is_file() else Config()
     team = _team(config)
@@ -106,9 +141,14 @@ def resume_run(out: str | Path) -> Trainer:
     with _closing_if_refused(folder):
         if not folder.config.is_file():
             raise ValueError(f"{str(out)!r} is not on every machine: put it where all see it")
-        begun = team.share(folder.last.is_file())
-        trainer = (Trainer if begun else _built)(_prepared(config, team), team, folder)
-        _take_up(trainer, folder)
+        saved = folder.checkpoint()
+        # Before anything is built: what config.json names may be a file that is executed.
+        kept = saved[1].get("config")
+        told = [] if accept_changes else require_same(config, kept, folder.path, _CURE)
+        job = _prepared(config, team)
+        job = replace(job, notes=(*(f"config.json now has {words}" for words in told), *job.notes))
+        trainer = (Trainer if begun(saved[1]) else _built)(job, team, folder)
+        _take_up(trainer, folder, saved, accept_changes)
     return trainer
 
 
@@ -122,22 +162,59 @@ def _closing_if_refused(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def _take_up(trainer: Trainer, folder: RunFolder) -> None:
+def _take_up(trainer: Trainer, folder: RunFolder, saved: Saved, accept: bool) -> None:
     """Go to the last checkpoint of a run; without one, to that of the stage before it."""
-    team, before = trainer.team, trainer.before
-    if team.share(folder.last.is_file()):
-        saved = load_checkpoint(folder.last)
+    before, (tensors, state) = trainer.before, saved
+    if begun(state):
         with _fitting(folder.last):
-            trainer.begin(*saved)
+            trainer.begin(tensors, state)
+        trainer.team.first(lambda: _require_room(trainer, folder))
     elif before is not None and before.folder is not None:
-        _take_up_stage(before, before.folder)
-    team.first(lambda: keep_records(folder.metrics, trainer.progress.step))
+        _take_up_stage(before, before.folder, bool(state.get("staged")), accept)
+    trainer.team.first(lambda: _resume_records(trainer, folder, accept))
+    if accept:
+        _rebind(trainer, folder)
 
 
-def _take_up_stage(stage: Trainer, inner: RunFolder) -> None:
+def _require_room(trainer: Trainer, folder: RunFolder) -> None:
+    """Refuse a run whose best network is lost, or whose next checkpoint will not fit."""
+    if trainer.progress.best >= 0:
+        folder.require(folder.model, "the best network so far")
+    if trainer.progress.step < trainer.steps:
+        best = 0 if folder.model.is_file() else _network_bytes(trainer)
+        folder.require_space(folder.last.stat().st_size + best)
+
+
+def _resume_records(trainer: Trainer, folder: RunFolder, accept: bool) -> None:
+    """Refuse records with gaps, and forget those that are going to be written again."""
+    step, records = trainer.progress.step, read_records(folder.metrics)
+    # A kill between a record and its checkpoint leaves one record too many.
+    fault = record_fault(records, step, trainer.epoch_steps, ahead=int(trainer.begun))
+    if fault is not None and not accept:
+        raise ValueError(f"{folder.metrics} {fault}: put its lines back{_CURE}")
+    keep_records(folder.metrics, records, step)
+
+
+def _rebind(trainer: Trainer, folder: RunFolder) -> None:
+    """Let the checkpoints belong to the configuration that was accepted."""
+    if not trainer.begun:
+        state = nothing_yet(trainer.config, staged=trainer.before is not None)
+        trainer.team.first(lambda: save_checkpoint(folder.last, {}, state))
+        return
+    trainer.save()
+    trainer.team.first(lambda: rebind(folder.model, trainer.config))
+
+
+def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -> None:
+    if made:
+        stage.team.first(lambda: inner.require(inner.config, "the stage before"))
     if stage.team.share(inner.config.is_file()):
         stage.team.first(inner.open)
-        _take_up(stage, inner)
+        with _closing_if_refused(inner):
+            saved = inner.checkpoint()
+            if not accept:
+                require_same(stage.config, saved[1].get("config"), inner.path, _CURE)
+            _take_up(stage, inner, saved, accept)
     else:  # killed while the folders were made
         stage.team.first(lambda: inner.create(stage.config, []))
 
@@ -177,6 +254,8 @@ def load_network(out: str | Path) -> tuple[nn.Module, Job]:
     config = folder.options()
     bare = replace(config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0)
     tensors, state = load_checkpoint(folder.model)
+    if "config" in state:
+        require_same(config, state["config"], folder.path)
     job = prepare(bare)
     with _fitting(folder.model):
         require_like(tensors, job.model.state_dict(), "the network")

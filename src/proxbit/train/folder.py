@@ -3,7 +3,7 @@
 config.json         every option, resolved: repeats the run
 about.json          versions, commit, device, command
 metrics.jsonl       one record per epoch
-last.safetensors    everything needed to continue
+last.safetensors    everything needed to continue, the configuration included
 model.safetensors   the best hard network: an ordinary state_dict
 result.json         the final figures, when the run is done
 """
@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from proxbit._version import __version__
 from proxbit.files import is_leftover, lock_folder, remove_leftovers, write_atomically
 from proxbit.text import size
+from proxbit.train.binding import begun, nothing_yet
+from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
 from proxbit.train.config import Config, read_config
 
 
@@ -53,23 +56,37 @@ class RunFolder:
         if not self.path.exists():
             return
         inside = () if not self.path.is_dir() else self.path.iterdir()
-        if not self.path.is_dir() or any(not _left_by_kill(each.name) for each in inside):
+        if not self.path.is_dir() or any(not self._left_by_kill(each) for each in inside):
             raise ValueError(
                 f"{str(self.path)!r} exists and is not empty: choose another --out, or continue "
                 f"with --resume {self.path}"
             )
 
+    def _left_by_kill(self, path: Path) -> bool:
+        """Whether a file was left by a run that was killed before it had a folder."""
+        if self.config.exists():
+            return False
+        if path == self.last:
+            return not begun(load_checkpoint(path)[1])
+        return path.name in (".lock", "about.json") or is_leftover(path.name)
+
     def create(self, config: Config, command: list[str]) -> None:
-        """Begin, or say why nothing can be written."""
+        """Begin, or say why nothing can be written.
+
+        config.json comes last: a folder that has one has all that a new run writes.
+        """
         self.refuse_used()
         circumstances = about(command)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
-            self.write("config.json", asdict(config))
             self.write("about.json", circumstances)
-        except OSError as error:
+            save_checkpoint(self.last, {}, nothing_yet(config))
+            self.write("config.json", asdict(config))
+        except BaseException as error:
             self.close()
+            if not isinstance(error, OSError):
+                raise
             raise ValueError(f"cannot write into {str(self.path)!r}: {error.strerror}") from error
 
     def open(self) -> None:
@@ -77,6 +94,19 @@ class RunFolder:
         self.options()
         self.lock()
         remove_leftovers(self.path)
+
+    def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The last checkpoint; a run that has lost it does not begin anew by itself."""
+        self.require(self.last, "from which the run goes on")
+        return load_checkpoint(self.last)
+
+    def require(self, file: Path, what: str) -> None:
+        """Say what is missing, and stop."""
+        if not file.is_file():
+            raise ValueError(
+                f"{file.name}, {what}, is missing in {str(self.path)!r}: put it back, or begin a "
+                f"new run with  proxbit train --config {self.config}"
+            )
 
     def lock(self) -> None:
         """Keep other processes out until this one ends."""
@@ -88,23 +118,18 @@ class RunFolder:
             self._lock.close()
 
     def require_space(self, needed: int) -> None:
-        """Refuse to begin where the checkpoints will not fit."""
+        """Refuse to begin or go on where the checkpoints will not fit."""
         there = next(each for each in (self.path, *self.path.absolute().parents) if each.exists())
         free = shutil.disk_usage(there).free
         if free < needed:
             raise ValueError(
                 f"{str(self.path)!r} has {size(free)} left, and checkpoints need {size(needed)}: "
-                "free some space or choose another --out"
+                "free some space, or choose another --out for a new run"
             )
 
     def write(self, name: str, values: dict[str, Any]) -> None:
         """A small JSON file, whole or not at all."""
         write_atomically(self.path / name, (json.dumps(values, indent=1) + "\n").encode())
-
-
-def _left_by_kill(name: str) -> bool:
-    """Whether a file was left by a run that was killed before it had begun."""
-    return name == ".lock" or is_leftover(name)
 
 
 def about(command: list[str]) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def read_records(path: Path) -> list[Record]:
     return [record_from(Record, parse_json(line, where), where) for where, line in numbered]
 
 
-def keep_records(path: Path, step: int) -> None:
+def keep_records(path: Path, records: list[Record], step: int) -> None:
     """Forget what was recorded after ``step``: a resumed run records it again."""
-    kept = [record for record in read_records(path) if record.step <= step]
+    kept = [record for record in records if record.step <= step]
     text = "".join(json.dumps(record.to_dict()) + "\n" for record in kept)
     write_atomically(path, text.encode())

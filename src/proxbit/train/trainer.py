@@ -15,6 +15,7 @@ from proxbit.convert import binary_weights
 from proxbit.diagnosis import diagnose
 from proxbit.hardening import harden
 from proxbit.hooks import attach
+from proxbit.train.binding import bound
 from proxbit.train.checkpoint import (
     load_optimizer,
     optimizer_tensors,
@@ -148,6 +149,8 @@ class Trainer:
                 began = time.monotonic() - self.progress.seconds
                 self._epoch(began)
                 yield self._close_epoch(began)
+                if self.progress.step < self.steps:  # an epoch may have one step only
+                    self._maybe_save()
             self._finish()
         finally:
             self.close()
@@ -273,6 +276,7 @@ class Trainer:
         if self.folder is not None and self.team.main:
             model = self.judge.replica.model
             state = {"quantizers": quantizer_states(model), "record": record.to_dict()}
+            state |= bound(self.config)
             save_checkpoint(self.folder.model, model.state_dict(), state)
 
     def _finish(self) -> None:
@@ -316,7 +320,7 @@ class Trainer:
             "progress": asdict(self.progress),
             "quantizers": quantizer_states(self.core),
             "scaler": self.team.scaler_state(),
-        }
+        } | bound(self.config)
         if self.team.main:
             save_checkpoint(self.folder.last, tensors, state)
         self.team.wait()
