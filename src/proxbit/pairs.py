@@ -129,9 +129,7 @@ def prox_swish_slope(start: float, end: float, w: Tensor, s: Strength) -> Tensor
     return maps.sign_swish_slope(z, mu) / top
 
 
-def _behind_prox(
-    start: float, end: float, w: Tensor, s: Strength
-) -> tuple[Tensor, Tensor, Tensor]:
+def _behind_prox(start: float, end: float, w: Tensor, s: Strength) -> tuple[Tensor, Tensor, Tensor]:
     """L(w), the sign-Swish's own strength, and its value at 1."""
     mu = torch.as_tensor(s, dtype=w.dtype, device=w.device).clamp(max=1) * (end - start) + start
     return prox.linear_quantizer(w, s), mu, maps.sign_swish(torch.ones_like(mu), mu)
