@@ -110,7 +110,7 @@ def run(options: Options, places: Options, work: Path, threads: int) -> Options:
 def name_of(options: Options) -> str:
     """A folder name that says what differs from the default."""
     odd = {"method": options["method"]} | asked_of(options)
-    return ",".join(f"{name}={value}" for name, value in odd.items())
+    return ",".join(f"{name}={value}" for name, value in odd.items()).replace("/", "-")
 
 
 def tally(lines: Sequence[Line]) -> str:

@@ -103,7 +103,11 @@ class PackedLayer(nn.Module):
     # ------------------------------------------------------------------------------ on bits
 
     def prepare(self) -> Kernel | None:
-        """Bind the kernel to this layer's tensors; None where torch must compute."""
+        """Bind a kernel to copies of this layer's tensors; None where torch must compute.
+
+        Copies, and of no use to anyone else: a kernel keeps addresses, and torch may move the memory
+        of a tensor that is shared with a process (``share_memory``, a network sent to a worker).
+        """
         if self.route != "bits" or self.bits.device.type != "cpu" or kernels.library() is None:
             return None
         with torch.inference_mode(False), torch.no_grad():
@@ -112,7 +116,7 @@ class PackedLayer(nn.Module):
             bias = None if self.bias is None else self.bias.detach().float() + 0.0  # no -0.0
             if self.after and not self.form.binary and isinstance(self.after[0], nn.BatchNorm2d):
                 scale, bias = _with_norm(scale, bias, self.after[0])
-            shift = None if self.shift is None else self.shift.float().contiguous()
+            shift = None if self.shift is None else self.shift.float().clone().contiguous()
             self._kernel = Kernel(self.form, laid, scale, bias, shift, self._bounds())
             self._operands = self._kernel.owned
         return self._kernel
@@ -169,13 +173,19 @@ class PackedLayer(nn.Module):
     def dense(self) -> Tensor:
         """The unpacked weight: +-1 with binary inputs, +-scale with float ones; made once."""
         if self._dense is None or self._dense.device != self.bits.device:
-            signs = unpack_bits(self.bits, self.shape)
-            if not self.form.binary:
-                signs = signs * self._per_output(self.scale, self.shape[1:])
+            signs = self._unpacked()
             if torch.compiler.is_compiling():
                 return signs
             self._dense = signs
         return self._dense
+
+    def _unpacked(self) -> Tensor:
+        # Not in inference mode, whose tensors could serve no call outside of it.
+        with nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False):
+            signs = unpack_bits(self.bits, self.shape)
+            if not self.form.binary:
+                signs = signs * self._per_output(self.scale, self.shape[1:])
+        return signs
 
     @property
     def weight(self) -> Tensor:
@@ -234,8 +244,8 @@ class PackedLayer(nn.Module):
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A kernel points into memory: a copy makes its own."""
-        return self.__dict__ | {"_kernel": None, "_dense": None}
+        """A kernel points into memory: a copy makes its own, and no other process gets it."""
+        return self.__dict__ | {"_kernel": None, "_operands": None, "_dense": None}
 
     def extra_repr(self) -> str:
         """Shape, task and route."""
