@@ -1,4 +1,4 @@
-"""A packed network owns what its kernels read, whatever happens to tensors that others can reach."""
+"""A packed network owns what its kernels read, whatever happens to tensors of others."""
 
 import copy
 import os
@@ -18,7 +18,8 @@ def network(task):
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Hardtanh(),
         nn.Conv2d(16, 16, 3, padding=1, groups=2), nn.BatchNorm2d(16), nn.Hardtanh(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 24), nn.LayerNorm(24), nn.Linear(24, 5),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(64, 24), nn.LayerNorm(24), nn.Linear(24, 5),
     )  # fmt: skip
     pb.binarize(net, "react", task)  # with learned thresholds: a shift is a tensor too
     for name, p in net.named_parameters():

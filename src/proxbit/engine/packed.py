@@ -105,8 +105,8 @@ class PackedLayer(nn.Module):
     def prepare(self) -> Kernel | None:
         """Bind a kernel to copies of this layer's tensors; None where torch must compute.
 
-        Copies, and of no use to anyone else: a kernel keeps addresses, and torch may move the memory
-        of a tensor that is shared with a process (``share_memory``, a network sent to a worker).
+        Copies that nobody else can reach: a kernel keeps addresses, and torch moves the memory of a
+        tensor that is shared with a process (``share_memory``, a network sent to a worker).
         """
         if self.route != "bits" or self.bits.device.type != "cpu" or kernels.library() is None:
             return None
