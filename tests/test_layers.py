@@ -223,6 +223,7 @@ def by_integers(layer: nn.Module, x: Tensor, pad_value: float) -> Tensor:
 # Full precision: nothing changes -----------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's, once
 @pytest.mark.parametrize("settings", ["default", "paper"])
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
 def test_the_float_baseline_is_the_float_network(task: str, settings: str) -> None:

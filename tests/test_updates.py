@@ -130,6 +130,14 @@ def tied(w: Array, rho: float) -> Array:
     return linear_quantizer(w, rho, rho)
 
 
+def prox_swish(w: Array, rho: float) -> Array:
+    return swish(untied(w, rho), 0.5) / swish(np.ones(1), 0.5)
+
+
+def prox_swish_slope(w: Array, rho: float) -> Array:
+    return swish_slope(untied(w, rho), 0.5) / swish(np.ones(1), 0.5)
+
+
 LOG = logarithmic(1e-2, 1e1)
 SIGNS = Row(swish, swish_slope, logarithmic(1, 3, 10), scale="ls", unit="current", soft=10)
 PROXIMAL = Row(tied, one, linear(0, 0.3), "PQ", "unit", "layer", "initial", by_rate=True)
@@ -143,6 +151,7 @@ DEFAULT = {
     "bnn": Row(hard, inside),
     "bnn+": Row(hard, swish_slope, constant(0.5), unit="initial"),
     "bnn++": SIGNS,
+    "bnn++prox": Row(prox_swish, prox_swish_slope, linear(0, 2), scale="ls", unit="current"),
     "bi-real": Row(hard, tent),
     "r-bnn": Row(hard, poly_slope, LOG),
     "poly+": replace(SIGNS, F=poly, B=poly_slope),
@@ -160,6 +169,7 @@ PAPER = {
     "bnn": Row(hard, inside, per="layer"),
     "bnn+": Row(hard, swish_slope, constant(5), per="layer"),
     "bnn++": Row(swish, swish_slope, linear(5, 30), per="layer"),
+    "bnn++prox": Row(prox_swish, prox_swish_slope, linear(0.01, 10), per="layer", unit="current"),
     "bi-real": Row(hard, tent, per="layer"),
     "r-bnn": Row(hard, poly_slope, LOG, per="layer"),
     "poly+": Row(poly, poly_slope, LOG, per="layer"),

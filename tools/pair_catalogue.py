@@ -98,6 +98,18 @@ TIED = Objective(
         np.inf,
     ),
 )
+
+
+def _swish_up_to_one(z: Array) -> Array:
+    u = 0.25 * np.clip(z, -1, 1)
+    swish = np.tanh(u) + u / np.cosh(u) ** 2
+    return swish / (np.tanh(0.25) + 0.25 / np.cosh(0.25) ** 2)
+
+
+SWISH_OF_LINE = replace(
+    LINE, words=(LINE.words[0], "T = SS / SS(1), SS at strength 0.5", LINE.words[2]),
+    transform=_swish_up_to_one,
+)  # fmt: skip
 BNN = Objective(
     (
         "P(w) = sign(w) on [-1, 1]; free beyond, where we let it go on with slope 1 / µ",
@@ -157,6 +169,14 @@ CATALOGUE = (
         _smooth(pb.bnn_plus_plus, 5.0, "SS"), code="pb.bnn_plus_plus",
         note="F overshoots to 1.1997 at |w| = 2.3994 / s and B is negative beyond: that is "
         "allowed, since P and not F must never fall.",
+    ),
+    Page(
+        "bnn-plus-plus-prox", pb.pairs.swish_of_prox(), RHO, ("bnn++prox",), LU,
+        "As BNN++ where theory should admit every step and nothing may be lost when the network is "
+        "hardened: from rho = 1 on F is the sign.", SWISH_OF_LINE,
+        code="pb.pairs.swish_of_prox()",
+        note="The paper mentions the composition with a prox map. SS is divided by its value at 1, "
+        "and B with it, so that F is ±1 where L is.",
     ),
     Page(
         "monotone-bnn-plus-plus", pb.monotone_bnn_plus_plus, 5.0, (), "proxbit, after " + LU,

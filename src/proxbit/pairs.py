@@ -9,6 +9,7 @@ Use ``def`` instead of ``lambda`` if the model is to be pickled: that is Python'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -129,10 +130,16 @@ def prox_swish_slope(start: float, end: float, w: Tensor, s: Strength) -> Tensor
     return maps.sign_swish_slope(z, mu) / top
 
 
-def _behind_prox(start: float, end: float, w: Tensor, s: Strength) -> tuple[Tensor, Tensor, Tensor]:
+def _behind_prox(
+    start: float, end: float, w: Tensor, s: Strength
+) -> tuple[Tensor, Strength, Strength]:
     """L(w), the sign-Swish's own strength, and its value at 1."""
+    z = prox.linear_quantizer(w, s)
+    if start == end:
+        u = start / 2
+        return z, start, math.tanh(u) + u / math.cosh(u) ** 2
     mu = torch.as_tensor(s, dtype=w.dtype, device=w.device).clamp(max=1) * (end - start) + start
-    return prox.linear_quantizer(w, s), mu, maps.sign_swish(torch.ones_like(mu), mu)
+    return z, mu, maps.sign_swish(torch.ones_like(mu), mu)
 
 
 # Ways to build a pair that the theory admits -----------------------------------------------------

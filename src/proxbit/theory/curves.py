@@ -140,7 +140,7 @@ class _Ear(TorchDispatchMode):
 Listen: TypeAlias = Callable[[Array], tuple[list[Pattern], ...]]
 
 
-def changes(listen: Listen, grid: Array, bits: float = 60) -> Array:
+def changes(listen: Listen, grid: Array, bits: float = 46) -> Array:
     """Where a pattern changes between two points of a grid, to so many bits of the gap."""
     patterns = _flat(listen(grid))
     found = [(k, i) for k, p in enumerate(patterns) for i in np.flatnonzero(p[1:] != p[:-1])]
@@ -159,6 +159,14 @@ def changes(listen: Listen, grid: Array, bits: float = 60) -> Array:
         part = np.cumprod(first == inner[which, :, columns].T, axis=0).sum(0)
         ends = np.stack([cut[part, columns], cut[part + 1, columns]])
         bits -= np.log2(len(cut) - 1)
+        if bits < 16:  # several operators tell of the same break: follow one
+            once = np.unique(ends[0], return_index=True)[1]
+            ends, which, first, columns = (
+                ends[:, once],
+                which[once],
+                first[once],
+                columns[: len(once)],
+            )
     return ends.mean(0)
 
 

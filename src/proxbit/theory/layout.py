@@ -32,7 +32,7 @@ def lay_out(pair: Pair, strength: float, within: tuple[float, float] = (-REACH, 
     """Sample a pair at one strength; ValueError if it is not a pair of finite elementwise maps."""
     f, b = Curve(pair.forward, strength, "forward"), Curve(pair.backward, strength, "backward")
     p = None if pair.proximal is None else Curve(pair.proximal, strength, "proximal")
-    curves = [f, b] if p is None else [f, b, p]
+    curves = [f, b]  # what P does shows in them, or does not matter
     declared = np.asarray(pair.knots(strength) if pair.knots else (), dtype=np.float64)
     grid, knots = _breaks(curves, _grid(curves, declared, within), declared)
     edges = np.union1d(grid, _zeros(b, grid))
@@ -57,10 +57,10 @@ def _breaks(curves: Sequence[Curve], grid: Array, declared: Array) -> tuple[Arra
     """A grid that is fine around everything the maps are heard to do, and their knots."""
     inside = (grid[0], grid[-1])
     some = grid[np.unique(np.linspace(0, len(grid) - 1, LISTENING).astype(int))]
-    turns = [changes(curve.hear, some, bits=20) for curve in curves]
+    turns = [changes(curve.hear, some, bits=14) for curve in curves]
     places = _distinct(np.concatenate([declared, *turns]), 1e-4)[:CENTRES]
     near = _thinned(np.union1d(some, _around(places, 30, *inside)))
-    heard = [changes(lambda x, c=curve: c.hear(x)[:1], near) for curve in curves]  # type: ignore[misc]
+    heard = [changes(lambda x, c=curve: c.hear(x)[:1], near, 36) for curve in curves]  # type: ignore[misc]
     places = _distinct(np.concatenate([places, *heard]), 1e-4)[:CENTRES]
     grid = _thinned(np.union1d(grid, _around(places, 80, *inside)))
     searched = [_jumps(curve, grid) for curve in curves]
@@ -100,7 +100,7 @@ def _jumps(f: Curve, grid: Array) -> Array:
     ends, values = np.stack([grid[moving], grid[moving + 1]]), np.stack([y[moving], y[moving + 1]])
     least = BROKEN * region_of(grid, np.abs(y))[moving]
     bits = 0.0
-    while ends.size and bits < 60:
+    while ends.size and bits < 46:
         cut = cuts(ends)
         heights = np.empty_like(cut)
         heights[0], heights[-1] = values
