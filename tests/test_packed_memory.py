@@ -5,12 +5,16 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import proxbit as pb
+from proxbit.engine import kernels
+from proxbit.engine.forms import EXACT, Form, Kernel, lay_out
+from proxbit.engine.layers import PackedConv2d
 
 
 def network(task):
@@ -106,3 +110,46 @@ def test_packed_networks_compute_inside_and_outside_of_inference_mode(kernels):
     command = [sys.executable, "-W", "ignore", "-c", OUTSIDE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# Lengths ---------------------------------------------------------------------------------------
+
+
+def _grouped(**changes):
+    """The records of a small grouped convolution with thresholds, some of them changed."""
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(64, 3))
+    pb.binarize(net, "react", "BWA", only="0")
+    hard = pb.harden(net).eval()
+    packed = pb.pack(hard)[0]
+    weight = packed.packed("weight")
+    return replace(weight, **changes), hard[0]
+
+
+@pytest.mark.parametrize("length", [1, 8, 15, 17, 32])
+def test_thresholds_that_do_not_fit_the_groups_of_a_layer_are_refused(length):
+    weight, conv = _grouped(shift=torch.zeros(length))
+    with pytest.raises(ValueError, match=f"{length} thresholds, and its layer has 16"):
+        PackedConv2d(weight, conv, EXACT)
+
+
+@pytest.mark.parametrize("part", ["scales", "biases", "thresholds", "panels", "bounds 1"])
+def test_a_kernel_refuses_tensors_behind_whose_end_it_would_read(part):
+    if kernels.library() is None:
+        pytest.skip("the kernels are not built here")
+    form = Form(4, 16, 2, binary=True)
+    laid = lay_out(torch.zeros(8, 2, dtype=torch.uint8), form)
+    whole = {
+        "panels": laid, "scales": torch.ones(8), "biases": torch.zeros(8),
+        "thresholds": torch.zeros(32), "bounds 0": torch.zeros(8, dtype=torch.int32),
+        "bounds 1": torch.zeros(8, dtype=torch.int32),
+        "bounds 2": torch.zeros(8, dtype=torch.uint8),
+    }  # fmt: skip
+
+    def made(given):
+        *first, low, high, flip = given.values()
+        return Kernel(form, *first, (low, high, flip))
+
+    made(whole)
+    for wrong in (whole[part].flatten()[:-1], torch.cat([whole[part].flatten()] * 2)):
+        with pytest.raises(ValueError, match=f"{part}, not {wrong.numel()}"):
+            made(whole | {part: wrong})

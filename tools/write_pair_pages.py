@@ -57,7 +57,12 @@ def where(formulas: str) -> str:
     parts = []
     if re.search(r"\bs\b", formulas) or "SS" in formulas or "L(w)" in formulas:
         parts.append("s is the strength")
-    if "SS" in formulas and "tanh u +" not in formulas:
+    if "SS(L(" in formulas:
+        parts[:] = [
+            "s is the rho of the linear quantizer L, a line and then ±1 from |w| = 1 - s on"
+        ]
+        parts.append("SS(z) = tanh u + u sech² u with u = z / 4")
+    elif "SS" in formulas and "tanh u +" not in formulas:
         parts.append("u = s w / 2 and SS(w) = tanh u + u sech² u")
     if "|z|" in formulas:
         parts.append("z = s w, stopped at ±√2")

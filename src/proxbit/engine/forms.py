@@ -79,17 +79,35 @@ class Form(NamedTuple):
 def lay_out(rows: Tensor, form: Form) -> Tensor:
     """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them."""
     lib = kernels.library()
-    size, make = (
-        (lib.pb_panel_bytes(form.outputs, form.row_bytes), lib.pb_make_panels)
-        if form.binary
-        else (lib.pb_weight_bytes(form.outputs, form.products), lib.pb_make_weights)
-    )
-    laid = torch.empty(form.groups, size, dtype=torch.uint8)
+    make = lib.pb_make_panels if form.binary else lib.pb_make_weights
+    laid = torch.empty(form.groups, _panel_bytes(form), dtype=torch.uint8)
     length = form.row_bytes if form.binary else form.products
     for group, out in zip(rows.chunk(form.groups), laid, strict=True):
         own = group.contiguous()
         kernels.check(make(own.data_ptr(), form.outputs, length, out.data_ptr()))
     return laid
+
+
+def _panel_bytes(form: Form) -> int:
+    """Bytes of one group's weights as the kernels read them."""
+    lib = kernels.library()
+    if form.binary:
+        return int(lib.pb_panel_bytes(form.outputs, form.row_bytes))
+    return int(lib.pb_weight_bytes(form.outputs, form.products))
+
+
+def _require_lengths(
+    form: Form, laid: Tensor, scale: Tensor, bias: Tensor | None, shift: Tensor | None,
+    bounds: tuple[Tensor, ...],
+) -> None:  # fmt: skip
+    """Refuse tensors behind whose end a kernel would read."""
+    width, channels = form.outputs * form.groups, form.products // form.taps * form.groups
+    lengths = {"scales": (scale, width), "biases": (bias, width), "thresholds": (shift, channels)}
+    lengths |= {f"bounds {i}": (each, width) for i, each in enumerate(bounds)}
+    lengths["panels"] = (laid, form.groups * _panel_bytes(form))
+    for what, (tensor, length) in lengths.items():
+        if tensor is not None and tensor.numel() != length:
+            raise ValueError(f"this layer has {length} {what}, not {tensor.numel()}")
 
 
 class Kernel:
@@ -109,6 +127,7 @@ class Kernel:
         ``laid`` is uint8, scale, bias and shift are float32. With ``bounds`` (int32, int32, uint8)
         the outputs are bits: ``(low <= sum < high) != flip``.
         """
+        _require_lengths(form, laid, scale, bias, shift, bounds or ())
         self.form, self.lib = form, kernels.library()
         self.owned, self.bounds = (laid, scale, bias, shift), bounds
         self.width = form.outputs * form.groups

@@ -63,6 +63,7 @@ class PackedLayer(nn.Module):
             weight.task != "BW", weight.register_bits, weight.slope,
             int(weight.pad_value > 0), precision, math.prod(weight.shape[2:]),
         )  # fmt: skip
+        _require_fitting(weight, self.bias, groups)
         self.after: tuple[Any, ...] = ()
         self.target: tuple[PackedLayer, ...] = ()
         self.sources: tuple[PackedLayer, ...] = ()
@@ -250,6 +251,20 @@ class PackedLayer(nn.Module):
     def extra_repr(self) -> str:
         """Shape, task and route."""
         return f"{'x'.join(map(str, self.shape))}, {self.task}, {self.route}"
+
+
+def _require_fitting(weight: PackedWeight, bias: Tensor | None, groups: int) -> None:
+    """A file knows the weight, and only its layer the groups: both must agree."""
+    outputs, channels = weight.shape[0], weight.shape[1] * groups
+    if outputs % groups:
+        raise ValueError(f"{weight.label!r} has {outputs} outputs for {groups} groups of a layer")
+    for what, tensor, length in (
+        ("thresholds", weight.shift, channels), ("biases", bias, outputs),
+    ):  # fmt: skip
+        if tensor is not None and tensor.numel() != length:
+            raise ValueError(
+                f"{weight.label!r} comes with {tensor.numel()} {what}, and its layer has {length}"
+            )
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
