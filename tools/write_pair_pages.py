@@ -68,7 +68,7 @@ def where(formulas: str) -> str:
         parts.append("z = s w, stopped at ±√2")
     if re.search(r"\bk\b", formulas):
         parts.append("k = max(1/s, 1)")
-    return f"Here {', '.join(parts)}.\n\n" if parts else ""
+    return _wrap(f"Here {', '.join(parts)}.") + "\n\n" if parts else ""
 
 
 def range_of(page: Page) -> str:
