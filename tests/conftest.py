@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -30,6 +30,20 @@ def same_random_numbers() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Choose kernels in the midst of a process, which nobody else can: the choice is made once."""
+    from proxbit.kernels import choice
+
+    def use(value: str) -> None:
+        monkeypatch.setenv("PROXBIT_KERNELS", value)
+        choice.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    choice.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -427,21 +427,30 @@ def test_other_kernels_or_none_give_the_same(choice: str, tmp_path: Path) -> Non
 @nets
 @torch.no_grad()
 def test_without_kernels_torch_computes_the_same(
-    name: str, task: str, monkeypatch: pytest.MonkeyPatch
+    name: str, task: str, use_kernels: Callable[[str], None]
 ) -> None:
     model, net, x = example(name, task)
     before = net(x)
-    monkeypatch.setenv("PROXBIT_KERNELS", "torch")
+    use_kernels("torch")
     assert kernels.isa() == "torch"
     for one in (net, copy.deepcopy(net), pb.pack(model)):
         assert close(task, one(x), model(x))
-    monkeypatch.undo()
+    use_kernels("auto")
     assert torch.equal(net(x), before)
 
 
-def test_an_unknown_choice_of_kernels_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_kernels_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, net, x = example("mlp", "BWA")
+    with torch.no_grad():
+        before, isa = net(x), kernels.isa()
+        for value in ("portable", "torch", "nonsense"):
+            monkeypatch.setenv("PROXBIT_KERNELS", value)
+            assert kernels.isa() == isa and torch.equal(net(x), before)
+
+
+def test_an_unknown_choice_of_kernels_is_one_sentence(use_kernels: Callable[[str], None]) -> None:
     model = hard(mlp())
-    monkeypatch.setenv("PROXBIT_KERNELS", "portabel")
+    use_kernels("portabel")
     with pytest.raises(ValueError, match=r"PROXBIT_KERNELS.*'portabel'.*'portable'"):
         pb.pack(model)
 

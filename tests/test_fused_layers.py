@@ -47,7 +47,7 @@ LAYOUTS = pytest.mark.parametrize(
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fp"])
 def test_a_layer_learns_the_same_with_and_without_kernels(
-    name: str, task: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+    name: str, task: str, layout: torch.memory_format, use_kernels: Callable[[str], None]
 ) -> None:
     model = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Flatten(), nn.Linear(80, 6))
     pb.binarize(model, name, task, only="*", relu=None)
@@ -58,7 +58,7 @@ def test_a_layer_learns_the_same_with_and_without_kernels(
     model.to(memory_format=layout)
     x = torch.randn(2, 3, 4, 4).to(memory_format=layout)
     found = outcome(model, x)
-    monkeypatch.setenv("PROXBIT_KERNELS", "torch")
+    use_kernels("torch")
     for mine, theirs in zip(found, outcome(model, x), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
 
@@ -163,12 +163,12 @@ def test_other_maps_and_many_strengths_are_left_to_torch() -> None:
     assert fused.forward(maps.poly, x, torch.rand(6)) is None
 
 
-def test_the_environment_can_refuse_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_refuse_the_kernels(use_kernels: Callable[[str], None]) -> None:
     x, s = torch.randn(4, 6), torch.tensor(2.0)
     assert fused.forward(maps.sign, x, s) is not None
-    monkeypatch.setenv("PROXBIT_KERNELS", "torch")
+    use_kernels("torch")
     assert fused.forward(maps.sign, x, s) is None
-    monkeypatch.setenv("PROXBIT_KERNELS", "avx3")
+    use_kernels("avx3")
     with pytest.raises(ValueError, match="avx3"):
         fused.forward(maps.sign, x, s)
 

@@ -32,8 +32,13 @@ _SIGNATURES: Signatures = {
 }
 
 
+@cache
 def choice() -> str:
-    """What PROXBIT_KERNELS says now."""
+    """What PROXBIT_KERNELS said at the first use of the kernels.
+
+    It is read once: weights are laid out for one instruction set, and to change it under a thread
+    that computes would make it read them as those of another.
+    """
     return os.environ.get("PROXBIT_KERNELS", "auto")
 
 
