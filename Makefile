@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench clean sanitize attack
+.PHONY: demo test check bench clean sanitize attack floors
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -22,6 +22,20 @@ sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UB
 
 attack: $(VENV)/test.done  ## fuzzes and storms, counted (minutes; ATTACK="--seconds 600" for more)
 	$(BIN)/python tools/attack/run.py $(ATTACK)
+
+# Tests that need no extra, on the package as it installs; other packages' deprecations are their own.
+FLOORS := $(addprefix tests/test_,maps_and_prox.py layers.py engine_pack.py engine_file.py \
+	train_resume.py train_checkpoint.py train_mistakes.py cli_errors.py packed_memory.py)
+
+floors: constraints.txt  ## the lowest versions that pyproject.toml allows, in a .venv-floors
+	rm -rf $(VENV)-floors
+	$(PYTHON) -m venv $(VENV)-floors
+	$(VENV)-floors/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 \
+		$$($(VENV)-floors/bin/python tools/floors.py) pytest pytest-xdist hypothesis
+	$(VENV)-floors/bin/pip install --quiet --disable-pip-version-check --no-deps .
+	$(VENV)-floors/bin/proxbit train --epochs 1 --limit 3 --out $(VENV)-floors/run
+	$(VENV)-floors/bin/proxbit pack $(VENV)-floors/run --force
+	$(VENV)-floors/bin/python -m pytest --numprocesses 2 -W ignore::DeprecationWarning $(FLOORS)
 
 bench: $(VENV)/bench.done  ## all benchmarks, into docs/performance.md (half an hour)
 	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md
@@ -59,5 +73,5 @@ $(VENV)/bench.done: $(VENV)/vision.done $(KERNELS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build src/proxbit/engine/libproxbit.*
+	rm -rf $(VENV) $(VENV)-floors build src/proxbit/engine/libproxbit.*
 	rm -rf .cmake .ninja_* .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake
