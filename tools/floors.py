@@ -2,7 +2,7 @@
 
     pip install $(python tools/floors.py)
 
-An older torch would be a build for GPUs of several gigabytes, so it stays as constraints.txt has it.
+An older torch would be a build for GPUs of several gigabytes: it stays as in constraints.txt.
 """
 
 import re
