@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -33,7 +34,12 @@ void take_parts(void* raw) {
 
 void own_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
   std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; ++i) others.emplace_back(work, data);
+  try {
+    others.reserve(threads);
+    for (unsigned i = 1; i < threads; ++i) others.emplace_back(work, data);
+  } catch (const std::system_error&) {  // no more to be had: those that run take all parts
+  } catch (const std::bad_alloc&) {
+  }
   work(data);
   for (std::thread& other : others) other.join();
 }

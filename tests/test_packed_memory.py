@@ -153,3 +153,33 @@ def test_a_kernel_refuses_tensors_behind_whose_end_it_would_read(part):
     for wrong in (whole[part].flatten()[:-1], torch.cat([whole[part].flatten()] * 2)):
         with pytest.raises(ValueError, match=f"{part}, not {wrong.numel()}"):
             made(whole | {part: wrong})
+
+
+THREADS = """
+import resource
+import numpy as np
+from proxbit.engine import kernels
+
+lib = kernels.library()
+lib.pb_use_team(None)  # threads of our own, not torch's
+x = np.random.default_rng(0).standard_normal((4096, 1024)).astype(np.float32)
+one, many = (np.zeros((4096, 128), np.uint8) for _ in range(2))
+
+def signs(out, threads):
+    return lib.pb_sign_rows(x.ctypes.data, 4096, 1024, 1024, None, out.ctypes.data, 128, threads)
+
+assert signs(one, 1) == 0
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (20 << 20), resource.RLIM_INFINITY))
+assert signs(many, 64) == 0
+assert (one == many).all()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_machine_without_threads_to_spare_computes_with_those_it_has():
+    if kernels.library() is None:
+        pytest.skip("the kernels are not built here")
+    command = [sys.executable, "-W", "ignore", "-c", THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
