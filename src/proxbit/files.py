@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from pathlib import Path
 from typing import IO
+
+try:
+    import fcntl
+except ImportError as missing:  # Windows has no such locks
+    raise ImportError("proxbit runs on Linux and macOS; on Windows use it inside WSL") from missing
 
 TEMPORARY = ".tmp"
 LOCK = ".lock"
