@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,24 +116,19 @@ class Axis:
         with np.errstate(divide="ignore", over="ignore"):
             own = np.abs(self.rise) / np.where(moving, np.abs(self.slope) * self.width, np.inf)
         clear = moving & (self.size > 1e3 * self.noise)
-        order = np.arange(len(own))
-        found = [
-            np.where(
-                self.segment[near] == self.segment,
-                np.minimum(own[near], own[clearly]),
-                own[clearly],
-            )
-            for near, clearly in zip(_beside(moving, order), _beside(clear, order), strict=True)
-        ]
-        lone = [~_any_beside(clear, order, side) for side in (0, 1)]
-        sides = [np.where(gone, 0.0, each) for each, gone in zip(found, lone, strict=True)]
-        pace = np.maximum(*sides)
-        pace = np.where(lone[0] & lone[1], np.inf, pace)
-        return np.where(moving, own, pace)
+        if not clear.any():
+            return np.where(moving, own, np.inf)
+        sides = []
+        for way in (slice(None), slice(None, None, -1)):
+            here, segment = own[way], self.segment[way]
+            same = _last_of(segment, moving[way], -1) == segment
+            near = np.where(same, _last_of(here, moving[way], np.inf), np.inf)
+            sides.append(np.minimum(near, _last_of(here, clear[way], 0.0))[way])
+        return np.where(moving, own, np.maximum(*sides))
 
     @cached_property
-    def shown(self) -> Bools:
-        """Where F stands still although it would be seen to move if P went on as beside it."""
+    def flat(self) -> Bools:
+        """Where P stands still: F does, and would be seen to move if P went on as beside it."""
         with np.errstate(invalid="ignore"):
             expected = np.where(~self.nil, self.most * self.width * self.pace, 0.0)
         return self.still & ~self.jump & ~self.leaps & (expected > 64 * self.noise)
@@ -145,12 +141,7 @@ class Axis:
     @cached_property
     def tail(self) -> Bools:
         """Where F may move, but by less than float64 shows: the tail of a smooth sign."""
-        return self.still & ~self.jump & ~self.shown & ~self.free
-
-    @cached_property
-    def flat(self) -> Bools:
-        """Where P stands still: F does, and would be seen to move otherwise."""
-        return self.shown
+        return self.still & ~self.jump & ~self.flat & ~self.free
 
     def from_breaks(self, mask: Bools) -> Bools:
         """The runs of a mask that end at knots, at the axis's ends, or abruptly."""
@@ -172,16 +163,10 @@ class Axis:
         return region_of(self.middle, self.most)
 
 
-def _beside(mask: Bools, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """For each cell the nearest of a mask to its left and to its right; 0 if there is none."""
-    before = np.maximum.accumulate(np.where(mask, order, 0))
-    after = np.minimum.accumulate(np.where(mask, order, len(order))[::-1])[::-1]
-    return before, np.where(after < len(order), after, 0)
-
-
-def _any_beside(mask: Bools, order: NDArray[np.int64], side: int) -> Bools:
-    there: Bools = np.logical_or.accumulate(mask if side == 0 else mask[::-1])
-    return there if side == 0 else there[::-1]
+def _last_of(values: NDArray[Any], mask: Bools, none: float) -> NDArray[Any]:
+    """For each cell the value at the nearest cell of a mask, itself or before it."""
+    index = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
+    return np.where(index >= 0, values[index], none)
 
 
 def runs(mask: Bools) -> list[tuple[int, int]]:

@@ -105,7 +105,7 @@ def _of_many(shown: Sequence[Shown], verdicts: Sequence[str], columns: int) -> F
 
 def _one_of_many(forward: Axes, backward: Axes, one: Shown, verdict: str) -> None:
     axis = lay_out(one.pair, one.strength)
-    forward_and_backward((forward, backward), one.pair, one.strength, axis, SPAN)
+    forward_and_backward((forward, backward), axis, SPAN)
     forward.set_title(one.label, loc="left", color=INK, pad=4)
     forward.set_title(one.detail, loc="right", color="#555555", pad=4, fontsize=6.5)
     forward.set_ylim(-1.6, 1.6)

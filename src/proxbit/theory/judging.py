@@ -52,10 +52,10 @@ class Findings:
 
 def judge(axis: Axis) -> Findings:
     """Every way in which a pair breaks Corollary 1, the first place of each."""
-    f, b, found = axis.forward, axis.backward, Findings()
+    found = Findings()
     _dead(axis, found)
-    _diverging(axis, f, b, found)
-    _falling(axis, f, b, found)
+    _diverging(axis, found)
+    _falling(axis, found)
     _varying(axis, found)
     _jumping(axis, found)
     _unresolved(axis, found)
@@ -97,14 +97,12 @@ def _beyond(axis: Axis, i: int, way: int) -> int:
     return i
 
 
-def _diverging(axis: Axis, f: Curve, b: Curve, found: Findings) -> None:
+def _diverging(axis: Axis, found: Findings) -> None:
     """Where B has a zero while F moves, the sum of dF / B must converge."""
-    places = _lowest(b, np.concatenate([_zeros(axis, b), axis.left[axis.jump]]))
+    places = _lowest(axis.backward, np.concatenate([_zeros(axis), axis.left[axis.jump]]))
     if not len(places):
         return
-    powers = np.stack([_power(f, b, places, axis, side) for side in (-1.0, 1.0)])
-    with np.errstate(invalid="ignore"):
-        worst = np.nanmax(np.where(np.isnan(powers), -np.inf, powers), axis=0)
+    worst = np.maximum(*(_power(axis, places, side) for side in (-1.0, 1.0)))
     for place, power in zip(places, worst, strict=True):
         if power > DIVERGES:
             found.breaches.append(
@@ -117,7 +115,7 @@ def _diverging(axis: Axis, f: Curve, b: Curve, found: Findings) -> None:
             )
 
 
-def _zeros(axis: Axis, b: Curve) -> Array:
+def _zeros(axis: Axis) -> Array:
     """Where B has a zero beside or inside of a cell in which F moves."""
     steep = axis.steep & ~axis.still
     if not steep.any():
@@ -125,7 +123,7 @@ def _zeros(axis: Axis, b: Curve) -> Array:
     ends = np.stack([axis.left[steep], axis.right[steep]])
     for _ in range(12):
         cut = cuts(ends)
-        sizes = np.abs(b(cut.ravel())).reshape(cut.shape)
+        sizes = np.abs(axis.backward(cut.ravel())).reshape(cut.shape)
         low = sizes.argmin(0)
         columns = np.arange(cut.shape[1])
         ends = np.stack([cut[np.maximum(low - 1, 0), columns],
@@ -143,11 +141,12 @@ def _lowest(b: Curve, places: Array) -> Array:
     return places[order][first]
 
 
-def _power(f: Curve, b: Curve, places: Array, axis: Axis, side: float) -> Array:
+def _power(axis: Axis, places: Array, side: float) -> Array:
     """By how many powers of two a shell around each place adds less than the shell outside of it.
 
-    NaN where F does not move enough to tell.
+    Minus infinity where F does not move enough to tell.
     """
+    f, b = axis.forward, axis.backward
     away = _room(places, axis)[None, :] * 0.5 ** np.arange(SHELLS)[:, None]
     least = np.where(places == 0, 1e-60, ENOUGH * f.precision * np.abs(places))
     outer, middle = places + side * away, places + side * 0.75 * away
@@ -165,7 +164,7 @@ def _power(f: Curve, b: Curve, places: Array, axis: Axis, side: float) -> Array:
 def _trend(added: Array) -> float:
     """The slope over the innermost shells that could be measured."""
     last = added[np.isfinite(added)][-9:]
-    return float((last[-1] - last[0]) / (len(last) - 1)) if len(last) >= 6 else np.nan
+    return float((last[-1] - last[0]) / (len(last) - 1)) if len(last) >= 6 else -np.inf
 
 
 def _room(places: Array, axis: Axis) -> Array:
@@ -177,7 +176,7 @@ def _room(places: Array, axis: Axis) -> Array:
     return np.minimum(room, np.where(places == 0, 1e-2, np.abs(places) / 4))
 
 
-def _falling(axis: Axis, f: Curve, b: Curve, found: Findings) -> None:
+def _falling(axis: Axis, found: Findings) -> None:
     """P must not fall: F and B move the same way."""
     way = np.sign(axis.rise)
     against = (way * axis.low < 0) & (way * axis.high < 0)
@@ -187,7 +186,7 @@ def _falling(axis: Axis, f: Curve, b: Curve, found: Findings) -> None:
         return
     cells = np.flatnonzero(wrong)
     cells = cells[np.argsort(-axis.size[cells], kind="stable")][:32]
-    if not _proved(f, b, axis, cells).any():
+    if not _proved(axis, cells).any():
         if axis.bent.any():  # no news: waves that are too short for the axis
             return
         where = describe([(axis.left[cells[0]], axis.right[cells[0]])])
@@ -199,15 +198,16 @@ def _falling(axis: Axis, f: Curve, b: Curve, found: Findings) -> None:
     found.breaches.append(f"P falls on {where}: F {moves} there while B is {sign}")
 
 
-def _proved(f: Curve, b: Curve, axis: Axis, cells: NDArray[np.intp]) -> Bools:
+def _proved(axis: Axis, cells: NDArray[np.intp]) -> Bools:
     """Whether F goes one way and B is of the other sign at many points of each cell.
 
     A wave that is shorter than a cell would not do so.
     """
     t = np.linspace(0.02, 0.98, 17)[:, None]
     x = axis.left[cells] * (1 - t) + axis.right[cells] * t
-    steps = np.diff(f(x.ravel()).reshape(x.shape), axis=0) * np.sign(axis.rise[cells])
-    slopes = b(x.ravel()).reshape(x.shape) * np.sign(axis.rise[cells])
+    way = np.sign(axis.rise[cells])
+    steps = np.diff(axis.forward(x.ravel()).reshape(x.shape), axis=0) * way
+    slopes = axis.backward(x.ravel()).reshape(x.shape) * way
     one_way: Bools = np.all(steps > -axis.noise[cells], axis=0)
     against: Bools = np.all(slopes < 0, axis=0)
     return one_way & against

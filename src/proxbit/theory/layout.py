@@ -141,7 +141,7 @@ def _crowding(edges: Array, knots: Array) -> Bools:
     i = np.searchsorted(ordered, edges)
     near = [ordered[np.clip(i + k, 0, len(ordered) - 1)] for k in (-1, 0)]
     distance = np.minimum(*(np.abs(edges - each) for each in near))
-    return distance < np.maximum(1e-7 * np.abs(edges), 10 * gap_of(np.zeros(1)))
+    return distance < np.maximum(1e-7 * np.abs(edges), FINEST / 1000)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,8 @@ def _cells(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -> Ax
     count = -len(left)  # of cells that were halved
     for depth in range(DEPTH + 1):
         middle = (ends.left + ends.right) / 2
-        cells = _measured(ends, f(middle), b(middle), f.precision)
+        f_middle, b_middle = f(middle), b(middle)
+        cells = _measured(ends, f_middle, b_middle, f.precision)
         if depth == 0:
             ends = replace(ends, origin=cells["size"])
         rough = _spread(cells["bent"] | (cells["steep"] & (depth < STEEP)), ends)
@@ -186,8 +187,7 @@ def _cells(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -> Ax
         count += int(keep.sum())
         if keep.all():
             break
-        cut = middle[rough]
-        ends = ends.taken(rough).halves(cut, f(cut), b(cut))
+        ends = ends.taken(rough).halves(middle[rough], f_middle[rough], b_middle[rough])
     parts = [*done, _at_knots(f, b, p, knots)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.lexsort((columns["left"] != columns["right"], columns["left"]))

@@ -18,7 +18,7 @@ import numpy as np
 
 from proxbit.pairs import Pair
 from proxbit.theory.axis import Axis
-from proxbit.theory.curves import Array, Curve
+from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out
 from proxbit.theory.places import Segment
 from proxbit.theory.recovery import Recovered, Refused, recover
@@ -148,7 +148,7 @@ def _of_admitted(found: Recovered) -> Figure:
     figure.text(
         1 - 0.08 / SHEET, 1 - 0.09 / _height(2), note, ha="right", va="top", color="#555555"
     )
-    forward_and_backward(panels, found.pair, found.strength, found.axis)
+    forward_and_backward(panels, found.axis)
     _panel(panels[2], span, "P(w), prox", "w")
     _plot(panels[2], found.prox, in_w, INK)
     _of_z(panels[3], found, found.transform, in_z, "T(z), transform")
@@ -163,7 +163,7 @@ def _of_admitted(found: Recovered) -> Figure:
 def _of_refused(pair: Pair, strength: float, verdict: Verdict) -> Figure:
     """F, B, and the reason in words where P would stand."""
     figure, panels = _sheet(f"{pair.name} at strength {strength:.3g}: refused", 1)
-    forward_and_backward(panels, pair, strength, lay_out(pair, strength))
+    forward_and_backward(panels, lay_out(pair, strength))
     for panel in panels[:2]:
         room(panel)
     panels[2].set_axis_off()
@@ -206,16 +206,14 @@ def place(figure: Figure, x: float, y: float, width: float, height: float) -> Ax
     return figure.add_axes((x / wide, y / high, width / wide, height / high))
 
 
-def forward_and_backward(
-    panels: Sequence[Axes], pair: Pair, strength: float, axis: Axis, span: float | None = None
-) -> None:
+def forward_and_backward(panels: Sequence[Axes], axis: Axis, span: float | None = None) -> None:
     """F on the first panel, B on the second."""
     span = span or _span(axis)
     pieces = _pieces(span, _breaks(axis))
     _panel(panels[0], span, "F(w), forward", "w")
-    _plot(panels[0], Curve(pair.forward, strength, "forward"), pieces, FORWARD)
+    _plot(panels[0], axis.forward, pieces, FORWARD)
     _panel(panels[1], span, "B(w), backward", "w")
-    _plot(panels[1], Curve(pair.backward, strength, "backward"), pieces, BACKWARD)
+    _plot(panels[1], axis.backward, pieces, BACKWARD)
 
 
 def _of_z(panel: Axes, found: Recovered, curve: Drawable, pieces: list[Piece], title: str) -> None:

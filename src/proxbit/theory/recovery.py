@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from proxbit.pairs import Pair
 from proxbit.theory.axis import Axis, gap_of, runs
-from proxbit.theory.curves import Array, Curve
+from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out
 from proxbit.theory.places import Segment, free_segments
 from proxbit.theory.verdict import check
@@ -121,7 +121,7 @@ class Recovered:
     def transform(self, z: ArrayLike) -> Array:
         """T(z), with F = T o P; across a gap of P a cubic that arrives with the slopes of B."""
         left, right = self._p
-        f = Curve(self.pair.forward, self.strength, "forward")
+        f = self.axis.forward
         z = np.asarray(z, dtype=np.float64)
         inside = np.clip(z, left[0], right[-1])
         value = f(self.inverse(inside).ravel()).reshape(z.shape)
@@ -188,8 +188,7 @@ class Recovered:
         a = self.axis
         solid = ~a.jump & (a.width > 1e-6)
         middle = (a.left + a.right)[solid] / 2
-        f = Curve(self.pair.forward, self.strength, "forward")
-        b = Curve(self.pair.backward, self.strength, "backward")
+        f, b = a.forward, a.backward
         z = self.prox(middle)
         forward = np.abs(self.transform(z) - f(middle)).max()
         left, right = self._p
