@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench clean sanitize attack floors
+.PHONY: demo test test-models check bench clean sanitize attack floors
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -12,10 +12,14 @@ demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded 
 test: $(VENV)/test.done  ## all tests
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
+test-models: $(VENV)/models.done  ## small models of every family, the whole way (minutes)
+	$(BIN)/python -m pytest -m models --numprocesses auto --maxprocesses 8 --dist worksteal tests/test_model_sweep.py
+
 check: $(VENV)/check.done  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.13
 
 sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python tools/sanitize.sh
@@ -33,7 +37,7 @@ floors: constraints.txt  ## the lowest versions that pyproject.toml allows, in a
 	$(VENV)-floors/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 \
 		$$($(VENV)-floors/bin/python tools/floors.py) pytest pytest-xdist hypothesis
 	$(VENV)-floors/bin/pip install --quiet --disable-pip-version-check --no-deps .
-	$(VENV)-floors/bin/proxbit train --epochs 1 --limit 3 --out $(VENV)-floors/run
+	$(VENV)-floors/bin/proxbit train --epochs 1 --max-steps-per-epoch 3 --out $(VENV)-floors/run
 	$(VENV)-floors/bin/proxbit pack $(VENV)-floors/run --force
 	$(VENV)-floors/bin/python -m pytest --numprocesses 2 -W ignore::DeprecationWarning $(FLOORS)
 
@@ -64,6 +68,10 @@ $(VENV)/test.done: $(VENV)/vision.done $(KERNELS)
 	$(PIP) --editable '.[test]'
 	touch $@
 
+$(VENV)/models.done: $(VENV)/test.done
+	$(PIP) --editable '.[test-models]'
+	touch $@
+
 $(VENV)/check.done: $(VENV)/test.done
 	$(PIP) --editable '.[check]'
 	touch $@
@@ -73,5 +81,5 @@ $(VENV)/bench.done: $(VENV)/vision.done $(KERNELS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-floors build src/proxbit/engine/libproxbit.*
+	rm -rf $(VENV) $(VENV)-floors build src/proxbit/kernels/libproxbit.*
 	rm -rf .cmake .ninja_* .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake

@@ -60,7 +60,7 @@ def bare_steps(model_name: str, batch: int, steps: int):
 def compare(model: str, batch: int, steps: int, bare_first: bool) -> tuple[float, float]:
     """Median seconds of a step, ours and bare, in turn."""
     ours, bare = [], []
-    config = Config(model=model, batch=batch, epochs=1, limit=steps, frozen=0.0)
+    config = Config(model=model, batch_size=batch, epochs=1, max_steps_per_epoch=steps, frozen=0.0)
     other = bare_steps(model, batch, steps)
     if bare_first:
         next(other)
@@ -98,7 +98,7 @@ def data_alone(batch: int) -> float:
     """Seconds that the loader takes for a batch."""
     from proxbit.data import RECIPES, Loader
 
-    loader = Loader(fashion_mnist(), batch=batch, recipe=RECIPES["crop"])
+    loader = Loader(fashion_mnist(), batch_size=batch, recipe=RECIPES["crop"])
     start = time.perf_counter()
     count = sum(1 for _ in loader.epoch(0))
     return (time.perf_counter() - start) / count
@@ -120,14 +120,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--processes", type=int, default=7)
     parser.add_argument("--model", default="resnet8")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--markdown", type=Path, help="put the table between this page's marks")
     given = parser.parse_args()
     pairs = [
-        apart(given.model, given.batch, given.steps, bare_first=i % 2 == 1)
+        apart(given.model, given.batch_size, given.steps, bare_first=i % 2 == 1)
         for i in range(given.processes)
     ]
-    data = data_alone(given.batch)
+    data = data_alone(given.batch_size)
     mine, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratios = sorted(ours / bare for ours, bare in pairs)
     table = [

@@ -27,7 +27,8 @@ from rivals import FIELD, FLOAT, PORTABLE, Contender, Layers, hard_layers
 from torch import Tensor, nn
 from training_step import keep_freed_memory, one_of
 
-from proxbit.engine import isa, kernels
+from proxbit.engine import isa
+from proxbit.kernels import inference as kernels
 
 PACKAGES = ("proxbit", "torch", "onnxruntime", "openvino")
 KINDS = ("linear", "gemv", "conv")

@@ -34,7 +34,7 @@ import proxbit as pb
 from proxbit.engine import PackedLayer, isa
 from proxbit.models import build
 from proxbit.nn import TASKS
-from proxbit.text import size
+from proxbit.util.text import size
 
 PACKAGES = ("proxbit", "torch", "timm")
 
@@ -254,7 +254,7 @@ def options() -> argparse.Namespace:
     known = ", ".join(SETTINGS)
     add("--model", default=list(SETTINGS), type=one_of(SETTINGS), help=f"{known} or all")
     add("--tasks", default=list(TASKS), type=one_of(TASKS), help=f"{', '.join(TASKS)} or all")
-    add("--batch", default="1,8", type=counts, help="comma-separated sizes")
+    add("--batch-size", default="1,8", type=counts, help="comma-separated sizes")
     add("--threads", default="1,2", type=counts, help="comma-separated numbers of threads")
     add("--rounds", default=9, type=int, help="timed turns of each contender")
     add("--compile", action="store_true", help="also torch.compile of the float network")
@@ -264,7 +264,7 @@ def options() -> argparse.Namespace:
     add("--markdown", type=Path, help="put the tables between this page's marks")
     args = parser.parse_args()
     if args.quick:
-        args.model, args.batch, args.threads, args.rounds = ["resnet20"], [1], [1], 3
+        args.model, args.batch_size, args.threads, args.rounds = ["resnet20"], [1], [1], 3
     return args
 
 
@@ -277,7 +277,7 @@ def main() -> None:
     field, rows = contenders(args.tasks, args.compile), []
     names = [n for n in args.model if "timm/" not in SETTINGS[n].name or installed("timm", console)]
     with torch.inference_mode():
-        for threads, name, batch in product(args.threads, names, args.batch):
+        for threads, name, batch in product(args.threads, names, args.batch_size):
             rows += measure(Case(name, batch), field, threads, args.rounds, args.seed)
     print(tables(rows))
     if args.json:
@@ -285,7 +285,7 @@ def main() -> None:
         args.json.write_text(json.dumps(result, indent=1))
     if args.markdown:
         write_section(args.markdown, "networks", about, tables(rows), NEW_SECTION)
-    if len(rows) < len(field) * len(names) * len(args.batch) * len(args.threads):
+    if len(rows) < len(field) * len(names) * len(args.batch_size) * len(args.threads):
         sys.exit("some networks were left out: see above")
 
 

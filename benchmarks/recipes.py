@@ -1,7 +1,7 @@
 """Try recipes: short runs of ResNet-20 on CIFAR-10, fine-tuned, each a process of its own.
 
     python benchmarks/recipes.py --data npz:cifar10.npz --weights resnet20.safetensors \\
-        rates method=bc,bnn++ rate=1e-3,3e-3
+        rates method=bc,bnn++ lr=1e-3,3e-3
 
 A round has a name and candidates: every combination of the options, which are those of ``proxbit
 train``. Without options it is what it was before, for more seeds. Done candidates are skipped, an
@@ -27,12 +27,12 @@ from typing import Any
 
 from evidence import environment, write_section
 
-from proxbit.experiments.blocks import skeleton
+from proxbit.experiments.reproduce.blocks import skeleton
 from proxbit.train.config import Config
 from proxbit.train.setup import resolve
 
 MODEL = "resnet20"
-BASE = {"epochs": 1, "limit": 176, "hold_back": 0.1, "normalize": "imagenet"}
+BASE = {"epochs": 1, "max_steps_per_epoch": 176, "val_split": 0.1, "normalize": "imagenet"}
 PLACES = ("data", "weights", "data_root", "download", "workers", "cpu", "seed")
 
 Options = dict[str, Any]  # of a run, all but where it lies and its seed

@@ -8,9 +8,9 @@ binary inputs.
 
 from dataclasses import replace
 
-from proxbit import pairs
-from proxbit.methods import METHODS, Method
-from proxbit.schedules import Constant, Linear
+from proxbit.core import pairs
+from proxbit.core.methods import METHODS, Method
+from proxbit.core.schedules import Constant, Linear
 
 base = METHODS["bnn++prox"]
 

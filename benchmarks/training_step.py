@@ -32,9 +32,9 @@ from rich.markdown import Markdown
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from proxbit.compat import allow_torchvision
-from proxbit.methods import METHODS
+from proxbit.core.methods import METHODS
 from proxbit.models import resnet20
+from proxbit.util.compat import allow_torchvision
 
 PACKAGES = ("proxbit", "torch", "timm", "torchao", "brevitas")
 WARM_UP = 2
@@ -274,7 +274,7 @@ def options() -> argparse.Namespace:
     )
     add("--methods", default="bc,pc,bnn++", type=one_of(METHODS), help="comma-separated, or all")
     add("--rounds", default=15, type=int, help="timed steps of each contender")
-    add("--batch", type=int, help="instead of each model's own")
+    add("--batch-size", type=int, help="instead of each model's own")
     add("--channels-last", action="store_true", help="images and filters, as `proxbit train` does")
     add("--threads", type=int, help="of torch, instead of its own choice")
     add("--seed", default=0, type=int)
@@ -304,7 +304,7 @@ def main() -> None:
     field = contenders(args.methods, console)
     names = [name for name in args.model if installed(SETTINGS[name].package, console)]
     layout = torch.channels_last if args.channels_last else torch.contiguous_format
-    choices = args.rounds, args.batch, args.seed, layout
+    choices = args.rounds, args.batch_size, args.seed, layout
     rows = [row for name in names for row in measure(name, field, *choices)]
     about = environment(PACKAGES, args.rounds, args.seed)
     console.print(Markdown(tables(rows)))

@@ -9,6 +9,7 @@
 #include "isa.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
+#include "window.hpp"
 
 namespace proxbit {
 
@@ -38,10 +39,14 @@ bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits) {
   if (8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
   if (layer->products < 1 || layer->products > 8 * layer->row_bytes) return false;
   if (!countable({layer->outputs, kPanel, layer->row_bytes, layer->groups})) return false;
+  const int64_t width = layer->outputs * layer->groups;
+  const auto panels = static_cast<int64_t>(panel_bytes(layer->outputs, layer->row_bytes));
+  if (layer->panel_bytes != layer->groups * panels || layer->scales != width) return false;
+  if (!has(layer->bias, layer->biases, width)) return false;
   if (!is_activation(layer->activation)) return false;
   const int bits = layer->register_bits;
   if (bits != 0 && (bits < 2 || bits > 24)) return false;
-  return !out_bits || (layer->low && layer->high && layer->flip && layer->groups == 1);
+  return !out_bits || (layer->low && layer->high && layer->flip && layer->bounds == width && layer->groups == 1);
 }
 
 Product product_of(const pb_binary& layer, int64_t group) {
@@ -173,14 +178,17 @@ int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stri
   return PB_OK;
 }
 
-int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
-                     const float* threshold, const uint8_t* bits, int64_t rows, float* out,
-                     uint8_t* out_bits, int threads) try {
+int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride, const uint8_t* bits,
+                     int64_t rows, int64_t columns, float* out, uint8_t* out_bits, int64_t out_size,
+                     int threads) try {
   if (!sound(layer, out, out_bits) || layer->groups != 1 || rows < 0) return PB_BAD_ARGUMENT;
-  if (rows && (!x == !bits)) return PB_BAD_ARGUMENT;
+  if (!has(layer->threshold, layer->thresholds, layer->products)) return PB_BAD_ARGUMENT;
   if (rows == 0) return PB_OK;
+  if (!x == !bits || columns != (x ? layer->products : layer->row_bytes)) return PB_BAD_ARGUMENT;
   if (!countable({rows, layer->outputs, layer->row_bytes})) return PB_BAD_ARGUMENT;
-  const LinearInput input{x, row_stride, threshold, bits};
+  if (row_stride < 0 || !countable({rows, row_stride})) return PB_BAD_ARGUMENT;
+  if (out_size != rows * (out ? layer->outputs : (layer->outputs + 7) / 8)) return PB_BAD_ARGUMENT;
+  const LinearInput input{x, row_stride, layer->threshold, bits};
   const int team = useful_threads(*layer, rows, threads);
   if (rows < 8 * team) {
     linear_by_panels(*layer, input, rows, out, out_bits, team);

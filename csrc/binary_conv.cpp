@@ -6,6 +6,7 @@
 #include "binary.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
+#include "window.hpp"
 
 namespace proxbit {
 namespace {
@@ -21,10 +22,10 @@ struct Plan {
       : w(window),
         channels(window.channels / layer.groups),
         pixel_bytes((channels + 7) / 8),
-        height(window.height + window.pad_top + window.pad_bottom),
-        width(window.width + window.pad_left + window.pad_right),
-        out_height((height - window.dilation_h * (window.kernel_h - 1) - 1) / window.step_h + 1),
-        out_width((width - window.dilation_w * (window.kernel_w - 1) - 1) / window.step_w + 1) {}
+        height(padded_height(window)),
+        width(padded_width(window)),
+        out_height(proxbit::out_height(window)),
+        out_width(proxbit::out_width(window)) {}
 
   int64_t image_bytes() const { return height * width * pixel_bytes; }
   int64_t positions() const { return out_height * out_width; }
@@ -43,12 +44,20 @@ bool sound(const pb_binary& layer, const pb_window& w) {
   if (!countable({channels, w.kernel_h, w.kernel_w})) return false;
   if (layer.products != channels * w.kernel_h * w.kernel_w) return false;
   if (layer.row_bytes != (channels + 7) / 8 * w.kernel_h * w.kernel_w) return false;
-  const int64_t height = w.height + w.pad_top + w.pad_bottom, width = w.width + w.pad_left + w.pad_right;
+  const int64_t height = padded_height(w), width = padded_width(w);
   if (!countable({w.batch, height, width, w.channels}) ||
       !countable({w.batch, height, width, layer.outputs, layer.groups, layer.row_bytes})) {
     return false;
   }
+  if (!has(layer.threshold, layer.thresholds, w.channels)) return false;
   return w.dilation_h * (w.kernel_h - 1) < height && w.dilation_w * (w.kernel_w - 1) < width;
+}
+
+// Whether input and output are as long as the window says.
+bool holds(const pb_binary& layer, const pb_window& w, bool in_bits, bool out_bits) {
+  const int64_t pixel = (w.channels + 7) / 8, wide = layer.outputs * layer.groups;
+  const bool in = in_bits ? w.in_size == w.batch * w.height * w.width * pixel : holds_floats(w);
+  return in && w.out_size == w.batch * out_height(w) * out_width(w) * (out_bits ? (wide + 7) / 8 : wide);
 }
 
 // A byte of the border: the pad bit in every channel that exists.
@@ -212,13 +221,12 @@ void convolve(const pb_binary& layer, const Plan& plan, const Input& input, cons
 using namespace proxbit;
 
 int pb_binary_conv(const pb_binary* layer, const pb_window* window, const float* x,
-                   const float* threshold, const uint8_t* bits, float* out, uint8_t* out_bits,
-                   int threads) try {
+                   const uint8_t* bits, float* out, uint8_t* out_bits, int threads) try {
   if (!sound(layer, out, out_bits) || !window || !sound(*layer, *window)) return PB_BAD_ARGUMENT;
   if (bits && (x || layer->groups != 1)) return PB_BAD_ARGUMENT;
   if (window->batch == 0) return PB_OK;
-  if (!x && !bits) return PB_BAD_ARGUMENT;
-  convolve(*layer, Plan(*layer, *window), {x, threshold, bits}, {out, out_bits}, threads);
+  if ((!x && !bits) || !holds(*layer, *window, !x, !out)) return PB_BAD_ARGUMENT;
+  convolve(*layer, Plan(*layer, *window), {x, layer->threshold, bits}, {out, out_bits}, threads);
   return PB_OK;
 } catch (const std::bad_alloc&) {
   return PB_NO_MEMORY;

@@ -1,7 +1,8 @@
 /* The kernels of proxbit behind a C ABI: plain pointers in, plain pointers out, no Python, no torch.
  *
  * Every function returns 0, or a code of pb_error and writes nothing. Sizes are counts of elements
- * unless a name ends in "bytes". A bit is 1 for +1 and 0 for -1; bit k of a row is bit k % 8 of its
+ * unless a name ends in "bytes". Whatever a kernel reads or writes comes with its length, which must be
+ * what the layer needs: a wrong one is PB_BAD_ARGUMENT. A bit is 1 for +1 and 0 for -1; bit k of a row is bit k % 8 of its
  * byte k / 8, and the bits behind the last one of a row are 0.
  */
 #ifndef PROXBIT_H
@@ -20,7 +21,7 @@
 extern "C" {
 #endif
 
-#define PB_ABI 1
+#define PB_ABI 2
 
 enum pb_error { PB_OK = 0, PB_BAD_ARGUMENT = 1, PB_NO_MEMORY = 2, PB_NO_SUCH_ISA = 3 };
 
@@ -38,6 +39,10 @@ PB_API const char* pb_isa(void);            /* the instruction set in use: "avx2
 PB_API int pb_use_isa(const char* name);    /* NULL: the best that this machine has */
 PB_API void pb_use_team(pb_team team);
 
+/* The offset of a field in a structure of this header, or its whole size where field is NULL; -1 for
+ * names that are not here. So a caller in another language can check its own declarations. */
+PB_API int64_t pb_layout(const char* structure, const char* field);
+
 /* One layer with binary weights and binary inputs. */
 typedef struct {
   int64_t outputs;       /* of one group */
@@ -45,8 +50,13 @@ typedef struct {
   int64_t products;      /* true products per output: the bits behind them are 0 in both factors */
   int64_t groups;
   const uint8_t* panels; /* made by pb_make_panels, one group behind the other */
+  int64_t panel_bytes;
   const float* scale;    /* outputs * groups */
+  int64_t scales;
   const float* bias;     /* outputs * groups, or NULL */
+  int64_t biases;
+  const float* threshold; /* of float inputs: one per input channel, all groups together, or NULL */
+  int64_t thresholds;
   int32_t register_bits; /* 0: exact sums; b: sums wrap around at b bits (2 to 24) */
   float slope;           /* of the cyclic function behind a wrapped sum */
   int32_t activation;    /* pb_activation, behind scale and bias */
@@ -54,6 +64,7 @@ typedef struct {
   const int32_t* low;
   const int32_t* high;
   const uint8_t* flip;
+  int64_t bounds;        /* how many there are of each: outputs */
 } pb_binary;
 
 /* The window of a convolution; for a 1-d one, height and kernel_height are 1. */
@@ -63,6 +74,8 @@ typedef struct {
   int64_t kernel_h, kernel_w, step_h, step_w, dilation_h, dilation_w;
   int64_t pad_top, pad_bottom, pad_left, pad_right;
   int32_t pad_bit;       /* what lies outside a binary input: 1 or 0 */
+  int64_t in_size;       /* floats from the first to the last of the input, or its bytes of bits */
+  int64_t out_size;      /* floats of the output, or its bytes of bits */
 } pb_window;
 
 PB_API size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes);
@@ -74,18 +87,17 @@ PB_API int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_byte
 PB_API int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride,
                         const float* threshold, uint8_t* bits, int64_t row_bytes, int threads);
 
-/* x: rows x products floats, or else bits: rows x row_bytes. Writes out (rows x outputs) or out_bits
- * (rows x ceil(outputs / 8)). */
+/* x: rows x columns floats, where columns are the products; or else bits: rows x columns bytes, where
+ * columns are row_bytes. Writes out (rows x outputs) or out_bits (rows x ceil(outputs / 8)). */
 PB_API int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
-                            const float* threshold, const uint8_t* bits, int64_t rows, float* out,
-                            uint8_t* out_bits, int threads);
+                            const uint8_t* bits, int64_t rows, int64_t columns, float* out,
+                            uint8_t* out_bits, int64_t out_size, int threads);
 
 /* Rows of the weight are in the order (kernel_h, kernel_w, channel), each channel run padded to whole
  * bytes. bits: batch x height x width x ceil(channels / 8), one group only. Writes out or out_bits
  * as batch x out_height x out_width x outputs * groups. */
 PB_API int pb_binary_conv(const pb_binary* layer, const pb_window* window, const float* x,
-                          const float* threshold, const uint8_t* bits, float* out,
-                          uint8_t* out_bits, int threads);
+                          const uint8_t* bits, float* out, uint8_t* out_bits, int threads);
 
 /* One layer with binary weights and float inputs. */
 typedef struct {
@@ -93,8 +105,11 @@ typedef struct {
   int64_t inputs;         /* products per output */
   int64_t groups;
   const uint8_t* weights; /* made by pb_make_weights, one group behind the other */
+  int64_t weight_bytes;
   const float* scale;     /* outputs * groups */
+  int64_t scales;
   const float* bias;      /* outputs * groups, or NULL */
+  int64_t biases;
   int32_t activation;     /* pb_activation, behind scale and bias */
   int32_t precision;      /* pb_precision */
 } pb_weight;
@@ -103,8 +118,9 @@ PB_API size_t pb_weight_bytes(int64_t outputs, int64_t inputs);
 /* rows: outputs x ceil(inputs / 8). */
 PB_API int pb_make_weights(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* weights);
 
+/* x: rows x columns floats, where columns are inputs * groups. Writes out: rows x outputs * groups. */
 PB_API int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
-                            float* out, int threads);
+                            int64_t columns, float* out, int64_t out_size, int threads);
 
 /* Rows of the weight are in the order (kernel_h, kernel_w, channel of the group); outside is 0. Writes
  * batch x out_height x out_width x outputs * groups. */

@@ -172,12 +172,14 @@ int guarded(const Body& body) {
 using namespace proxbit;
 
 int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
-                     float* out, int threads) {
+                     int64_t columns, float* out, int64_t out_size, int threads) {
   if (!is_layer(layer) || rows < 0 || row_stride < 0 || threads < 1) return PB_BAD_ARGUMENT;
   if (!countable({rows, layer->outputs, layer->groups})) return PB_BAD_ARGUMENT;
   if (!countable({rows, row_stride}) || !countable({layer->inputs, layer->groups})) {
     return PB_BAD_ARGUMENT;
   }
+  if (columns != layer->inputs * layer->groups) return PB_BAD_ARGUMENT;
+  if (out_size != rows * layer->outputs * layer->groups) return PB_BAD_ARGUMENT;
   if (rows == 0) return PB_OK;
   if (!x || !out) return PB_BAD_ARGUMENT;
   threads = useful_threads(*layer, rows, threads);

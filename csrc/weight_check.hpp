@@ -5,6 +5,7 @@
 
 #include "activation.hpp"
 #include "weight.hpp"
+#include "window.hpp"
 
 namespace proxbit {
 namespace {
@@ -26,6 +27,9 @@ inline bool is_layer(const pb_weight* layer) {
   if (!layer || !layer->weights || !layer->scale) return false;
   if (!is_shape(layer->outputs, layer->inputs) || layer->groups < 1) return false;
   if (!countable({layer->outputs + kPanelOutputs, layer->inputs + 64, layer->groups})) return false;
+  const int64_t width = layer->outputs * layer->groups;
+  if (layer->weight_bytes != layer->groups * group_bytes(layer->outputs, layer->inputs)) return false;
+  if (layer->scales != width || !has(layer->bias, layer->biases, width)) return false;
   return is_activation(layer->activation) &&
          (layer->precision == PB_EXACT || layer->precision == PB_INPUT8);
 }
@@ -49,17 +53,15 @@ inline bool fits_window(const pb_weight& layer, const pb_window* w) {
       !is_axis(w->width, w->pad_left, w->pad_right, w->kernel_w, w->dilation_w, w->step_w)) {
     return false;
   }
-  const int64_t height = w->height + w->pad_top + w->pad_bottom;
-  const int64_t width = w->width + w->pad_left + w->pad_right;
+  const int64_t height = padded_height(*w), width = padded_width(*w);
   const int64_t channels = w->channels / layer.groups;
   if (!countable({w->batch, w->channels, height, width}) ||
       !countable({w->batch, height, width, layer.outputs, layer.groups}) ||
       !countable({w->kernel_h, w->kernel_w, channels})) {
     return false;
   }
-  for (const int64_t stride : {w->stride_n, w->stride_c, w->stride_h, w->stride_w}) {
-    if (stride < 0) return false;
-  }
+  if (w->batch && !holds_floats(*w)) return false;
+  if (w->out_size != w->batch * out_height(*w) * out_width(*w) * layer.outputs * layer.groups) return false;
   return layer.inputs == w->kernel_h * w->kernel_w * channels;
 }
 

@@ -4,23 +4,11 @@
 #include <cstring>
 
 #include "parallel.hpp"
-#include "proxbit.h"
 #include "scratch.hpp"
+#include "window.hpp"
 
 namespace proxbit {
 namespace {
-
-inline int64_t places(int64_t size, int64_t kernel, int64_t dilation, int64_t step) {
-  return (size - dilation * (kernel - 1) - 1) / step + 1;
-}
-inline int64_t padded_height(const pb_window& w) { return w.height + w.pad_top + w.pad_bottom; }
-inline int64_t padded_width(const pb_window& w) { return w.width + w.pad_left + w.pad_right; }
-inline int64_t out_height(const pb_window& w) {
-  return places(padded_height(w), w.kernel_h, w.dilation_h, w.step_h);
-}
-inline int64_t out_width(const pb_window& w) {
-  return places(padded_width(w), w.kernel_w, w.dilation_w, w.step_w);
-}
 
 // Some images with their padding, channels last.
 struct Images {

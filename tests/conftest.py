@@ -35,7 +35,7 @@ def same_random_numbers() -> Iterator[None]:
 @pytest.fixture
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Choose kernels in the midst of a process, which nobody else can: the choice is made once."""
-    from proxbit.kernels import choice
+    from proxbit.kernels.library import choice
 
     def use(value: str) -> None:
         monkeypatch.setenv("PROXBIT_KERNELS", value)

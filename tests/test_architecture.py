@@ -1,97 +1,123 @@
-"""The table of imports in docs/architecture.md is the code's."""
+"""The layers of docs/architecture.md: rules that forbid, whatever the page says."""
 
 import ast
-import re
+import sys
+from collections import Counter
 from pathlib import Path
+
+import pytest
 
 import proxbit
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(proxbit.__file__).parent
-
-
-def stated() -> dict[str, set[str]]:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.split("<!-- imports:begin -->")[1].split("<!-- imports:end -->")[0]
-    rows = [line.split("|")[1:-1] for line in table.strip().splitlines()[2:]]
-    return {row[0].strip().strip("`"): set(re.findall(r"`([^`]+)`", row[2])) for row in rows}
-
-
-def modules() -> dict[str, Path]:
-    files = {path: path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")}
-    named = {".".join(rel.parts).removesuffix(".__init__"): path for path, rel in files.items()}
-    return {name: path for name, path in named.items() if name != "__init__"}
-
-
-def imported(path: Path, known: set[str]) -> set[str]:
-    """Our modules that a file imports, by name without the package."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "proxbit":
-            module = (node.module or "").removeprefix("proxbit").lstrip(".")
-            inside = {f"{module}.{alias.name}".lstrip(".") for alias in node.names} & known
-            found |= inside or {module}
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            found |= {
-                name.removeprefix("proxbit.") for name in names if name.startswith("proxbit.")
-            }
-    return found
-
-
-def test_the_table_lists_exactly_the_modules_there_are():
-    assert set(stated()) == set(modules())
-
-
-def test_every_module_imports_what_the_table_says():
-    known = set(modules())
-    actual = {name: imported(path, known) for name, path in modules().items()}
-    assert actual == stated()
-
-
-def test_imports_only_go_up_the_table():
-    order = list(stated())
-    for name, uses in stated().items():
-        for used in uses:
-            assert order.index(used) < order.index(name), f"{name} imports {used} from below"
-
-
-# Who may use what besides torch and numpy; data.extras opens PIL, torchvision and timm by name.
+# From the lowest up; a package imports only from rows before its own.
+LAYERS = (
+    {"util"},
+    {"core", "data", "models"},
+    {"kernels", "packfile"},
+    {"nn"},
+    {"engine"},
+    {"binarization"},
+    {"theory", "export", "train"},
+    {"deploy"},
+    {"experiments"},
+    {"cli"},
+)
+# Besides torch, numpy and the standard library; data opens PIL, torchvision and timm by name.
 EXTRAS = {
     "cli": {"typer", "rich"},
-    "cli_engine": {"typer", "rich"},
-    "cli_errors": {"typer"},
-    "cli_experiments": {"typer", "rich"},
-    "cli_report": {"typer"},
-    "cli_select": {"typer", "rich"},
-    "cli_train": {"typer", "rich"},
-    "demo": {"rich"},
-    "engine.file": {"safetensors"},
-    "experiments.board": {"rich"},
-    "experiments.on_ray": {"ray"},
-    "models.files": {"safetensors"},
-    "models.from_timm": {"timm"},
-    "models.resampling": {"timm"},
-    "theory.pictures": {"matplotlib"},
-    "theory.galleries": {"matplotlib"},
-    "train.checkpoint": {"safetensors"},
-    "train.display": {"rich"},
-    "train.showing": {"matplotlib"},
-    "train.team": {"accelerate"},
+    "experiments": {"rich", "ray"},
+    "models": {"safetensors", "timm"},
+    "packfile": {"safetensors"},
+    "theory": {"matplotlib"},
+    "train": {"accelerate", "matplotlib", "rich", "safetensors"},
+    "util": {"matplotlib"},
 }
 
 
-def test_nothing_but_torch_and_numpy_is_imported_by_the_library():
-    allowed = {"torch", "numpy", "proxbit"}
-    standard = __import__("sys").stdlib_module_names
-    for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            for used in names:
-                top = used.split(".")[0]
-                extra = top in EXTRAS.get(name, set())
-                assert top in allowed or top in standard or extra, f"{name} imports {used}"
+def files() -> dict[str, Path]:
+    """Every module by its name without the leading package."""
+    found = {path.relative_to(PACKAGE).with_suffix(""): path for path in PACKAGE.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path for name, path in found.items()}
+
+
+def imports(source: str) -> list[str]:
+    """The dotted names of the modules, or of names inside them, that a source imports."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def layer(package: str) -> int:
+    return next(i for i, packages in enumerate(LAYERS) if package in packages)
+
+
+def breaches(package: str, source: str) -> list[str]:
+    """What a source of this package imports although its layer may not."""
+    ours = [name.split(".") for name in imports(source) if name.split(".")[0] == "proxbit"]
+    used = {name[1] if len(name) > 1 else "" for name in ours} - {package, "_version"}
+    return sorted(name for name in used if name not in PACKAGES or layer(name) >= layer(package))
+
+
+PACKAGES = set().union(*LAYERS)
+MODULES = {name: path for name, path in files().items() if name.split(".")[0] in PACKAGES}
+
+
+def test_every_package_has_a_layer():
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == PACKAGES
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "_version"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_layers_below(name):
+    assert breaches(name.split(".")[0], MODULES[name].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("core", "from proxbit.nn import BinaryLinear"),
+        ("core", "def f():\n    import proxbit.train.config"),
+        ("train", "from proxbit.theory.figures import draw"),
+        ("engine", "from proxbit import train"),
+        ("nn", "import proxbit"),
+        ("util", "from proxbit.unheard_of import x"),
+    ],
+)
+def test_a_wrong_import_is_seen(package, source):
+    assert breaches(package, source)
+
+
+def test_the_page_draws_these_layers():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.split("<!-- layers:begin -->")[1].split("<!-- layers:end -->")[0]
+    assert [set(line.split()) for line in reversed(drawn.strip().splitlines())] == list(LAYERS)
+
+
+def test_no_two_modules_have_the_same_name():
+    names = Counter(name.rpartition(".")[2] for name in files())
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_two_public_classes_have_the_same_name():
+    names = Counter(
+        node.name
+        for path in files().values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_other_packages_are_imported_only_where_they_may(name):
+    allowed = {"torch", "numpy", "proxbit"} | EXTRAS.get(name.split(".")[0], set())
+    used = {each.split(".")[0] for each in imports(MODULES[name].read_text(encoding="utf-8"))}
+    assert used - allowed - set(sys.stdlib_module_names) == set()

@@ -17,8 +17,9 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
-from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
+from proxbit.nn.attention_norm import add_attention_norms, attentions
+from proxbit.train.norm_calibration import calibrate_norms
+from proxbit.util.compat import allow_torchvision
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:timm.*"),

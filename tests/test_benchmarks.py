@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow  # a process that imports timm's peers and trains a while
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = ["--rounds=1", "--model=resnet20", "--batch=4", "--methods=bc", "--threads=1"]
+SMALL = ["--rounds=1", "--model=resnet20", "--batch-size=4", "--methods=bc", "--threads=1"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from proxbit.methods import METHODS
+from proxbit.core.methods import METHODS
 from proxbit.models import build
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,13 +68,13 @@ def test_no_candidate_was_counted_twice(records: list[dict[str, Any]]) -> None:
 
 
 def test_candidates_are_every_combination_with_all_their_options(recipes: ModuleType) -> None:
-    words = ["method=bc,bnn++", "rate=1e-2", "strength=2,1:3:log", "distill=true", "epochs=6"]
+    words = ["method=bc,bnn++", "lr=1e-2", "strength=2,1:3:log", "distill=true", "epochs=6"]
     found = recipes.candidates(words)
     assert [(each["method"], each["strength"]) for each in found] == [
         (method, strength) for method in ("bc", "bnn++") for strength in ("2", "1:3:log")
     ]
     for each in found:
-        assert (each["rate"], each["distill"], each["epochs"]) == (1e-2, True, 6)
+        assert (each["lr"], each["distill"], each["epochs"]) == (1e-2, True, 6)
         settled = {name: each[name] for name in ("relu", "optimizer", "sharp", "image_size")}
         assert None not in settled.values()
     with pytest.raises(SystemExit, match="'rates' is no option of proxbit train"):
@@ -83,10 +83,12 @@ def test_candidates_are_every_combination_with_all_their_options(recipes: Module
 
 def test_a_row_says_what_is_not_the_default(recipes: ModuleType) -> None:
     (default,) = recipes.candidates(["method=bnn++"])
-    (other,) = recipes.candidates(["method=bnn++", "task=BWA", "rate=3e-3", "limit=352"])
+    (other,) = recipes.candidates(
+        ["method=bnn++", "task=BWA", "lr=3e-3", "max_steps_per_epoch=352"]
+    )
     (paper,) = recipes.candidates(["method=bnn++", "settings=paper"])
     assert recipes.asked_of(default) == {}
-    assert recipes.asked_of(other) == {"task": "BWA", "rate": 3e-3, "limit": 352}
+    assert recipes.asked_of(other) == {"task": "BWA", "lr": 3e-3, "max_steps_per_epoch": 352}
     assert recipes.asked_of(paper) == {"settings": "paper"}
 
 
@@ -102,7 +104,7 @@ def test_a_round_is_run_recorded_shown_and_not_run_again(tmp_path: Path) -> None
         "--weights", "w.safetensors", "--results", "lines.jsonl", "--markdown", "page.md",
         "--threads", "1",
     ]  # fmt: skip
-    few = ["method=bc", "limit=1", "batch=8", "hold_back=0.5", "recalibrate=1"]
+    few = ["method=bc", "max_steps_per_epoch=1", "batch_size=8", "val_split=0.5", "recalibrate=1"]
     for arguments, ran in ((few, 1), (["--seeds", "0", "1"], 1)):
         done = subprocess.run(
             [*command, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
@@ -112,6 +114,6 @@ def test_a_round_is_run_recorded_shown_and_not_run_again(tmp_path: Path) -> None
     assert [(line["rounds"], line["seed"]) for line in lines] == [(["try"], 0), (["try"], 1)]
     assert all(0 <= line["result"]["hard"] <= 1 for line in lines)
     assert (
-        "| bc | hold_back 0.5, batch 8, limit 1, recalibrate 1 |"
+        "| bc | val_split 0.5, batch_size 8, max_steps_per_epoch 1, recalibrate 1 |"
         in (tmp_path / "page.md").read_text()
     )

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import proxbit as pb
-from proxbit.cli import app
-from proxbit.deploy.files import float_network
-from proxbit.engine.file import read, write
+from proxbit.cli.root import app
+from proxbit.deploy.packed_networks import float_network
+from proxbit.packfile.file import read, write
 from proxbit.train.fitting import load_network
 from small_net import NET
 
@@ -28,7 +28,7 @@ def other(classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))
 """
 )
-OPTIONS = ["--epochs=1", "--batch=16", "--limit=2", "--recalibrate=1", "--cpu"]
+OPTIONS = ["--epochs=1", "--batch-size=16", "--max-steps-per-epoch=2", "--recalibrate=1", "--cpu"]
 COMMANDS = ("pack", "inspect", "run", "bench")
 
 
@@ -82,6 +82,13 @@ def own(place: Path) -> Path:
 
 
 # pack
+
+
+@pytest.mark.parametrize("name", ["known", "own"])
+def test_train_tells_the_size_of_the_file_that_pack_writes(place, tmp_path, name):
+    said("pack", place / name, "-o", tmp_path / "n")
+    told = json.loads((place / name / "result.json").read_text())["bytes_packed"]
+    assert told == (tmp_path / "n").stat().st_size
 
 
 @pytest.mark.parametrize("name", ["known", "own"])
@@ -336,7 +343,7 @@ def test_a_file_without_an_architecture_asks_for_one(place, own, tmp_path):
 
 
 @pytest.mark.parametrize("options", [["run", "FILE", "x.png", "--top=0"],
-                                     ["bench", "FILE", "--batch=0"],
+                                     ["bench", "FILE", "--batch-size=0"],
                                      ["bench", "FILE", "--threads=-1"],
                                      ["bench", "FILE", "--seconds=nan"]])  # fmt: skip
 def test_numbers_are_above_zero(known, options):
@@ -347,16 +354,16 @@ def test_numbers_are_above_zero(known, options):
 # bench
 
 
-@pytest.mark.parametrize("option", ["--batch=1000000000000", "--threads=1000000"])
+@pytest.mark.parametrize("option", ["--batch-size=1000000000000", "--threads=1000000"])
 def test_what_no_machine_has_is_one_sentence(known, option):
     assert option.partition("=")[2] in refusal("bench", known, option).replace(",", "")
 
 
 def test_bench_measures_both_networks(known):
     threads = torch.get_num_threads()
-    command = ["bench", known, "--batch=2", "--threads=1", "--seconds=0.01"]
+    command = ["bench", known, "--batch-size=2", "--threads=1", "--seconds=0.01"]
     found = json.loads(said(*command, "--json").stdout)
-    assert found["batch"] == 2 and found["threads"] == 1 and found["rounds"] >= 3
+    assert found["batch_size"] == 2 and found["threads"] == 1 and found["rounds"] >= 3
     for kind in ("packed", "float32"):
         assert 0 < found[kind]["best"] <= found[kind]["median"]
         assert found[kind]["layout"] in ("contiguous", "channels last")

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import proxbit as pb
-from proxbit.cli import app
-from proxbit.compat import allow_torchvision
-from proxbit.data.folder import read_picture
-from proxbit.deploy.images import InputForm, read_image
-from proxbit.engine.contents import About
-from proxbit.engine.file import read, write
-from proxbit.experiments.board import line_of
-from proxbit.experiments.planning import Wish, plan
-from proxbit.experiments.results import FILE
-from proxbit.experiments.running import Event
+from proxbit.cli.root import app
+from proxbit.data.image_folder import read_picture
+from proxbit.deploy.image_inputs import InputForm, read_image
+from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_progress import line_of
+from proxbit.experiments.reproduce.results import FILE
+from proxbit.experiments.reproduce.running import Event
 from proxbit.models import build
-from proxbit.text import table, visible
+from proxbit.packfile.contents import About
+from proxbit.packfile.file import read, write
 from proxbit.train import Config
+from proxbit.util.compat import allow_torchvision
+from proxbit.util.text import table, visible
 
 ROOT = Path(__file__).resolve().parents[1]
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\r\n  99.9 %  cat\x7f"

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from proxbit.cli import app
-from proxbit.experiments.board import Board, inside
-from proxbit.experiments.configs import Options
-from proxbit.experiments.grids import GRIDS
-from proxbit.experiments.planning import Wish, plan
-from proxbit.experiments.results import FILE, KINDS, ResultLine, read_results
-from proxbit.experiments.running import Event
+from proxbit.cli.root import app
+from proxbit.experiments.reproduce.configs import Options
+from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_progress import GridProgress, inside
+from proxbit.experiments.reproduce.grids import GRIDS
+from proxbit.experiments.reproduce.results import FILE, KINDS, ResultLine, read_results
+from proxbit.experiments.reproduce.running import Event
 from small_net import NET
 
 
@@ -42,8 +42,8 @@ def said(*arguments: str, status: int = 0):
 def small(place: Path, *more: str) -> list[str]:
     return [
         "cnn", "--rows", "cifar10", "--scale", "small", "--data", f"npz:{place}/i.npz", "--model",
-        f"{place}/net.py:net", "--pipelines", "E2E", "--tasks", "BW", "--limit", "2", "--cpu",
-        "--no-measure", *more,
+        f"{place}/net.py:net", "--pipelines", "E2E", "--tasks", "BW", "--cpu",
+        "--max-steps-per-epoch", "2", "--no-measure", *more,
     ]  # fmt: skip
 
 
@@ -61,8 +61,10 @@ def test_cells_run_and_are_skipped_the_second_time(place, tmp_path):
     assert [line.key["method"] for line in lines] == ["FP", "BC"]
     assert "2 skipped; see  proxbit report" in said(*call).output
     assert read_results(tmp_path / "r") == lines
-    words = said(*call[:-2], "--limit", "3", "--out", str(tmp_path / "r"), status=2).output
-    assert "has limit 2, not 3" in words
+    words = said(
+        *call[:-2], "--max-steps-per-epoch", "3", "--out", str(tmp_path / "r"), status=2
+    ).output
+    assert "has max_steps_per_epoch 2, not 3" in words
 
 
 def test_a_teacher_teaches_a_run_from_random_weights(place, tmp_path):
@@ -132,9 +134,9 @@ def test_ctrl_c_says_how_to_continue(place, tmp_path):
 # The table while it runs
 
 
-def board(**console) -> Board:
+def board(**console) -> GridProgress:
     cells = plan(Wish("cnn", rows=("cifar10",), methods=("FP", "BC"), seeds=(0, 1)))
-    return Board(cells, Options(), Console(width=100, **console))
+    return GridProgress(cells, Options(), Console(width=100, **console))
 
 
 def test_the_table_has_the_methods_across_and_fills(tmp_path):

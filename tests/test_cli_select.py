@@ -14,11 +14,11 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from proxbit.cli_select import select
+from proxbit.cli.select_commands import select
 from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
-COMMAND = "import typer; from proxbit.cli_select import select; typer.run(select)"
+COMMAND = "import typer; from proxbit.cli.select_commands import select; typer.run(select)"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "u1"
     )
     np.savez("i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    options = {"model": "net.py:net", "data": "npz:i.npz", "batch": 10, "recalibrate": 1}
+    options = {"model": "net.py:net", "data": "npz:i.npz", "batch_size": 10, "recalibrate": 1}
     Path("c.json").write_text(json.dumps(options | {"cpu": True, "epochs": 1}))
     return tmp_path
 
@@ -69,15 +69,15 @@ def test_the_command_that_is_printed_is_one_that_train_takes(place):
         invoke("--config=c.json", "--minutes=2", "--methods=bc", "--out=s", "--json").stdout
     )
     words = shlex.split(found["command"])
-    assert words[:2] == ["proxbit", "train"] and "--hold-back" in words
+    assert words[:2] == ["proxbit", "train"] and "--val-split" in words
     done = subprocess.run(
         [sys.executable, "-m", "proxbit", *words[1:], "--out=run", "--quiet"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     kept = json.loads(Path("run/config.json").read_text())
-    assert (kept["method"], kept["epochs"], kept["limit"]) == ("bc", 1, None)
-    assert kept["hold_back"] == 0.1 and kept["recalibrate"] == 1
+    assert (kept["method"], kept["epochs"], kept["max_steps_per_epoch"]) == ("bc", 1, None)
+    assert kept["val_split"] == 0.1 and kept["recalibrate"] == 1
 
 
 @pytest.mark.parametrize(

@@ -224,3 +224,94 @@ def test_without_averaged_buffers_the_average_has_the_strength_of_the_model() ->
         train(model, optimizer, 1)
         average.update_parameters(model)
     assert strengths(average) == strengths(model)
+
+
+def soft_turned_sharp(task: Any = "BWA") -> tuple[nn.Sequential, Any, Any]:
+    """A model of BNN++ with its optimizer and handle, whose second half of four steps is signs."""
+    model = binary_cnn("bnn++", task)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, pb.attach(model, optimizer, steps=4)
+
+
+def sharpness(model: nn.Module) -> set[bool]:
+    return {m.sharp for m in model.modules() if isinstance(m, pb.nn.Quantizer)}
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("multi", [get_ema_multi_avg_fn(0.9), None])
+def test_a_moving_average_turns_to_signs_with_its_model(
+    use_buffers: bool, mode: str, multi: Any
+) -> None:
+    """Also if its mode is set once, before the first step, and it runs in between."""
+    model, optimizer, _ = soft_turned_sharp()
+    average = AveragedModel(model, multi_avg_fn=multi, use_buffers=use_buffers)
+    average.train(mode == "train")
+    x, _ = batch()
+    for _ in range(4):
+        train(model, optimizer, 1)
+        average.update_parameters(model)
+        average(x)
+        assert sharpness(average) == sharpness(model)
+    assert sharpness(average) == {True}
+    average.eval()
+    torch.testing.assert_close(average(x), pb.hardened(average)(x))
+
+
+def test_a_plain_copy_stays_soft_when_its_model_turns() -> None:
+    model, optimizer, _ = soft_turned_sharp()
+    twin = copy.deepcopy(model)
+    train(model, optimizer, 4)
+    assert (sharpness(model), sharpness(twin)) == ({True}, {False})
+
+
+def test_a_compiled_average_turns_too() -> None:
+    torch._dynamo.reset()
+    model, optimizer, _ = soft_turned_sharp()
+    average = AveragedModel(model).eval()
+    compiled = torch.compile(average, backend="eager", fullgraph=True)
+    x, _ = batch()
+    compiled(x)
+    for _ in range(4):
+        train(model, optimizer, 1)
+        average.update_parameters(model)
+    torch.testing.assert_close(compiled(x), pb.hardened(average)(x))
+
+
+@pytest.mark.parametrize("version", ["ModelEmaV2", "ModelEmaV3"])
+def test_the_average_of_timm_follows_when_told(version: str) -> None:
+    from proxbit.util.compat import allow_torchvision
+
+    allow_torchvision()
+    utils = pytest.importorskip("timm.utils")
+    model, optimizer, handle = soft_turned_sharp()
+    average = getattr(utils, version)(model, decay=0.9)
+    x, _ = batch()
+    for _ in range(4):
+        train(model, optimizer, 1)
+        average.update(model)
+        handle.sync(average)
+        assert sharpness(average) == sharpness(model)
+        assert strengths(average) == strengths(model)
+    torch.testing.assert_close(average.module(x), pb.hardened(average.module)(x))
+    with pytest.raises(ValueError, match="no copy of the model"):
+        handle.sync(binary_cnn("bnn++", "BW"))
+
+
+def test_what_writes_into_the_buffers_of_a_led_model_does_not_turn_it() -> None:
+    """DDP sends buffers around at every step; reading them each time would wait for the device."""
+    model, _, handle = soft_turned_sharp()
+    for module in model.modules():
+        if isinstance(module, pb.nn.Quantizer):
+            module.signs.fill_(1.0)
+    assert sharpness(model) == {False}
+    handle.remove()
+    assert sharpness(model) == {True}
+
+
+def test_moving_a_model_keeps_it_as_sharp_as_it_was() -> None:
+    for model, expected in ((binary_cnn("bnn++"), False), (binary_cnn("bnn++"), True)):
+        if expected:
+            pb.sharpen(model)
+        model.double().to("meta").to_empty(device="cpu")
+        assert sharpness(model) == {expected}

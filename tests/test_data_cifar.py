@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from proxbit.compat import allow_torchvision
 from proxbit.data import ImageSet, open_data
 from proxbit.data.unpickle import ADMITTED, ByteArray, read_pickle
+from proxbit.util.compat import allow_torchvision
 
 PER_FILE = 4
 FILES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]

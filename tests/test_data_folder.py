@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from proxbit.compat import allow_torchvision
 from proxbit.data import RECIPES, FolderSet, Loader, Recipe, open_data
-from proxbit.data.folder import read_picture
+from proxbit.data.image_folder import read_picture
+from proxbit.util.compat import allow_torchvision
 
 Image: Any = pytest.importorskip("PIL.Image")
 allow_torchvision()
@@ -115,7 +115,7 @@ def labels_as_rows(data: FolderSet, part: str) -> FolderSet:
 
 
 def test_the_default_size_of_folders_is_that_of_imagenet(root: Path) -> None:
-    loader = Loader(open_data(f"folder:{root}"), part="test", batch=2)
+    loader = Loader(open_data(f"folder:{root}"), part="test", batch_size=2)
     assert loader.size == 224
     assert next(loader.epoch(0))[0].shape == (1, 3, 224, 224)
 
@@ -124,7 +124,7 @@ def test_the_default_size_of_folders_is_that_of_imagenet(root: Path) -> None:
 @pytest.mark.parametrize("name", ["crop", "timm"])
 def test_workers_resumes_and_seeds_of_folders(root: Path, name: str) -> None:
     data = open_data(f"folder:{root}")
-    loader = Loader(data, batch=4, seed=5, recipe=RECIPES[name], image_size=12)
+    loader = Loader(data, batch_size=4, seed=5, recipe=RECIPES[name], image_size=12)
     whole = list(loader.epoch(1))
     again = {
         "workers": list(replace(loader, workers=2).epoch(1)),
@@ -140,7 +140,7 @@ def test_workers_resumes_and_seeds_of_folders(root: Path, name: str) -> None:
 
 def test_ranks_of_folders_together_see_the_batch(root: Path) -> None:
     data = open_data(f"folder:{root}")
-    loader = Loader(data, batch=6, recipe=RECIPES["crop"], image_size=10)
+    loader = Loader(data, batch_size=6, recipe=RECIPES["crop"], image_size=10)
     ranks = [replace(loader, rank=rank, world=3).epoch(0) for rank in range(3)]
     for (x, y), *shares in zip(loader.epoch(0), *ranks, strict=True):
         assert torch.equal(x, torch.cat([share for share, _ in shares]))
@@ -149,7 +149,7 @@ def test_ranks_of_folders_together_see_the_batch(root: Path) -> None:
 
 def test_a_folder_without_flip_or_crop_is_not_random(root: Path) -> None:
     data = labels_as_rows(open_data(f"folder:{root}"), "train")
-    loader = Loader(data, batch=12, recipe=RECIPES["none"], image_size=9)
+    loader = Loader(data, batch_size=12, recipe=RECIPES["none"], image_size=9)
     flips = replace(loader, recipe=Recipe("flip", flip=True))
     (one, rows), (two, others) = (next(loader.epoch(epoch)) for epoch in (0, 1))
     assert torch.equal(one[rows.argsort()], two[others.argsort()])

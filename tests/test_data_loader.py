@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxbit.compat import allow_torchvision
 from proxbit.data import RECIPES, ImageSet, Loader, Recipe
 from proxbit.data.draws import Draws, seeded
 from proxbit.data.sharing import Sharing
+from proxbit.util.compat import allow_torchvision
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 BATCHED = [RECIPES["none"], RECIPES["crop"], Recipe("flip", flip=True), Recipe("move", crop=0.4)]
@@ -72,7 +72,7 @@ def slowly(image: Tensor, down: int, right: int, mirror: bool, pad: int) -> Tens
 def test_an_epoch_of_training_shows_images_once_and_drops_only_a_partial_batch(
     seed: int, epoch: int, n: int, batch: int
 ) -> None:
-    loader = Loader(an_image_set(n), batch=batch, seed=seed, recipe=RECIPES["none"])
+    loader = Loader(an_image_set(n), batch_size=batch, seed=seed, recipe=RECIPES["none"])
     parts = list(loader.epoch(epoch))
     assert len(parts) == loader.steps == max(1, n // batch)
     assert {len(x) for x, _ in parts} == {min(n, batch)}
@@ -129,9 +129,11 @@ def test_the_ranks_together_see_the_batch_of_one_process(
     seed: int, epoch: int, recipe: Recipe, world: int, each: int
 ) -> None:
     data, batch = an_image_set(29), world * each
-    whole = Loader(data, batch=batch, seed=seed, recipe=recipe).epoch(epoch)
+    whole = Loader(data, batch_size=batch, seed=seed, recipe=recipe).epoch(epoch)
     ranks = [
-        Loader(data, batch=batch, seed=seed, recipe=recipe, rank=rank, world=world).epoch(epoch)
+        Loader(data, batch_size=batch, seed=seed, recipe=recipe, rank=rank, world=world).epoch(
+            epoch
+        )
         for rank in range(world)
     ]
     assert same(whole, (joined(step) for step in zip(*ranks, strict=True)))
@@ -141,7 +143,7 @@ def test_the_ranks_together_see_the_batch_of_one_process(
 def test_a_resumed_epoch_goes_on_as_the_whole_one(
     seed: int, epoch: int, recipe: Recipe, start: int
 ) -> None:
-    loader = Loader(an_image_set(25), batch=4, seed=seed, recipe=recipe, image_size=6)
+    loader = Loader(an_image_set(25), batch_size=4, seed=seed, recipe=recipe, image_size=6)
     assert loader.steps == 6
     assert same(list(loader.epoch(epoch))[start:], loader.epoch(epoch, start=start))
 
@@ -151,11 +153,11 @@ def test_the_same_seed_and_epoch_give_the_same_batches_and_others_do_not(
     seed: int, epoch: int, recipe: Recipe
 ) -> None:
     data = an_image_set(40)
-    loader = Loader(data, batch=8, seed=seed, recipe=recipe)
-    again = Loader(data, batch=8, seed=seed, recipe=recipe)
+    loader = Loader(data, batch_size=8, seed=seed, recipe=recipe)
+    again = Loader(data, batch_size=8, seed=seed, recipe=recipe)
     assert same(loader.epoch(epoch), again.epoch(epoch))
     assert not same(loader.epoch(epoch), again.epoch(epoch + 1))
-    assert not same(loader.epoch(epoch), Loader(data, batch=8, seed=seed + 1).epoch(epoch))
+    assert not same(loader.epoch(epoch), Loader(data, batch_size=8, seed=seed + 1).epoch(epoch))
 
 
 @given(seed=seeds, epoch=epochs, recipe=recipes, channels=st.sampled_from([1, 2, 3]))
@@ -163,7 +165,7 @@ def test_every_image_is_the_window_that_was_drawn_for_its_place(
     seed: int, epoch: int, recipe: Recipe, channels: int
 ) -> None:
     data = replace(an_image_set(7, channels=channels), mean=(0.0,), std=(1 / 255,))
-    loader = Loader(data, batch=3, seed=seed, recipe=recipe)
+    loader = Loader(data, batch_size=3, seed=seed, recipe=recipe)
     draws, pad = Draws(seed, epoch, 7), recipe.padding(8)
     order, (down, right), mirror = draws.order(), draws.shifts(pad), draws.mirrors()
     x, y = joined(loader.epoch(epoch))
@@ -186,7 +188,7 @@ def test_all_windows_and_both_mirrors_are_drawn_about_equally_often() -> None:
 
 def test_a_validation_part_is_neither_shuffled_nor_augmented() -> None:
     data = replace(an_image_set(30), y_train=torch.arange(30) % 3).hold_back(0.3, seed=1)
-    x, y = joined(Loader(data, part="validation", batch=4, seed=9).epoch(5))
+    x, y = joined(Loader(data, part="validation", batch_size=4, seed=9).epoch(5))
     assert torch.equal(y, data.labels("validation"))
     for image, original in zip(x, data.images("validation"), strict=True):
         torch.testing.assert_close(image, by_formula(original))
@@ -213,7 +215,7 @@ def recipe(request: pytest.FixtureRequest) -> Recipe:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_global_generator_is_touched_or_asked(recipe: Recipe, workers: int) -> None:
-    loader = Loader(an_image_set(16), batch=8, recipe=recipe, workers=workers)
+    loader = Loader(an_image_set(16), batch_size=8, recipe=recipe, workers=workers)
     seen = []
     for key in (1, 2):
         with seeded(key):
@@ -237,11 +239,11 @@ def test_seeded_restores_the_generators_after_an_error() -> None:
 def laws_of_single_images(recipe: Recipe) -> Iterator[tuple[Iterable[Batch], Iterable[Batch]]]:
     """Pairs of batches that must be alike, for recipes that work on each image by itself."""
     data = an_image_set(26)
-    whole = list(Loader(data, batch=8, seed=3, recipe=recipe).epoch(2))
-    yield whole, Loader(data, batch=8, seed=3, recipe=recipe, workers=1).epoch(2)
-    yield whole, Loader(data, batch=8, seed=3, recipe=recipe, workers=2).epoch(2)
-    yield whole[1:], Loader(data, batch=8, seed=3, recipe=recipe).epoch(2, start=1)
-    ranks = [Loader(data, batch=8, seed=3, recipe=recipe, rank=r, world=2) for r in (0, 1)]
+    whole = list(Loader(data, batch_size=8, seed=3, recipe=recipe).epoch(2))
+    yield whole, Loader(data, batch_size=8, seed=3, recipe=recipe, workers=1).epoch(2)
+    yield whole, Loader(data, batch_size=8, seed=3, recipe=recipe, workers=2).epoch(2)
+    yield whole[1:], Loader(data, batch_size=8, seed=3, recipe=recipe).epoch(2, start=1)
+    ranks = [Loader(data, batch_size=8, seed=3, recipe=recipe, rank=r, world=2) for r in (0, 1)]
     yield whole, (joined(step) for step in zip(*(r.epoch(2) for r in ranks), strict=True))
 
 
@@ -268,31 +270,37 @@ def test_batches_are_stored_channels_last_whatever_the_images_are() -> None:
     data = an_image_set(9)
     last = replace(data, x_train=data.x_train.contiguous(memory_format=torch.channels_last))
     for recipe in BATCHED:
-        pair = [list(Loader(one, batch=4, recipe=recipe).epoch(0)) for one in (data, last)]
+        pair = [list(Loader(one, batch_size=4, recipe=recipe).epoch(0)) for one in (data, last)]
         assert same(*pair)
         for x, _ in pair[0] + pair[1]:
             assert x.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_batches_go_to_the_device() -> None:
-    for recipe in (RECIPES["crop"], Recipe("soft", smoothing=0.1)):
-        x, y = next(Loader(an_image_set(4), batch=2, recipe=recipe, device="meta").epoch(0))
+    for recipe in (RECIPES["crop"], Recipe("soft", label_smoothing=0.1)):
+        x, y = next(Loader(an_image_set(4), batch_size=2, recipe=recipe, device="meta").epoch(0))
         assert x.device.type == y.device.type == "meta"
 
 
 WRONG = {
     "part": ({"part": "tset"}, "unknown part 'tset': did you mean 'test'"),
     "no validation": ({"part": "validation"}, "no validation part: make one with"),
-    "batch": ({"batch": 0}, "cannot have batch=0: choose 1 or more"),
+    "batch_size": ({"batch_size": 0}, "cannot have batch_size=0: choose 1 or more"),
     "seed": ({"seed": -1}, "cannot have seed=-1: choose 0 or more"),
     "workers": ({"workers": -2}, "cannot have workers=-2: choose 0 or more"),
     "size": ({"image_size": 0}, "cannot have image_size=0: choose 1 or more"),
     "rank": ({"rank": 2, "world": 2}, "no rank 2 of 2: count ranks from 0"),
     "negative rank": ({"rank": -1}, "no rank -1 of 1"),
-    "ranks": ({"batch": 9, "world": 2}, "a batch of 9 cannot be shared by 2 ranks: choose a mul"),
+    "ranks": (
+        {"batch_size": 9, "world": 2},
+        "a batch of 9 cannot be shared by 2 ranks: choose",
+    ),
     "many ranks": ({"world": 11, "part": "test"}, "set has 10 images for 11 ranks: use fewer"),
-    "odd": ({"batch": 6, "world": 2, "recipe": RECIPES["timm"]}, "batch of 6 over 2 .* of 4$"),
-    "few": ({"recipe": Recipe("m", mixup=1.0), "batch": 64}, "a batch of 21 over 1 ranks leaves"),
+    "odd": ({"batch_size": 6, "world": 2, "recipe": RECIPES["timm"]}, "batch of 6 over 2 .* of 4$"),
+    "few": (
+        {"recipe": Recipe("m", mixup=1.0), "batch_size": 64},
+        "a batch of 21 over 1 ranks",
+    ),
     "crop": ({"recipe": Recipe("far", crop=0.6)}, "'far' has crop=0.6: choose one from 0 to 0.5"),
     "erasing": ({"recipe": Recipe("all", erasing=1.5)}, "has erasing=1.5: .* from 0 to 1"),
     "mixup": ({"recipe": Recipe("un", mixup=-1.0)}, "'un' has mixup=-1.0: choose one not below 0"),
@@ -310,10 +318,24 @@ def test_pictures_of_two_channels_are_refused_by_recipes_for_single_images() -> 
     with pytest.raises(
         ValueError, match="'timm' needs pictures in grey or RGB, and set has 2 chan"
     ):
-        Loader(an_image_set(4, channels=2), batch=4, recipe=RECIPES["timm"])
+        Loader(an_image_set(4, channels=2), batch_size=4, recipe=RECIPES["timm"])
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(-1, 0), (0, -1), (0, 6)])
 def test_an_epoch_or_start_that_does_not_exist_is_refused_at_once(epoch: int, start: int) -> None:
     with pytest.raises(ValueError, match=r"there is no epoch -1|an epoch has the batches 0 to 4"):
-        Loader(an_image_set(20), batch=4).epoch(epoch, start)
+        Loader(an_image_set(20), batch_size=4).epoch(epoch, start)
+
+
+def test_a_loop_over_a_loader_is_epoch_after_epoch():
+    """As a loop of torch's DataLoader is written: ``for x, y in loader``, in every epoch."""
+    loader, other = (Loader(an_image_set(25), batch_size=4, seed=3) for _ in range(2))
+    assert len(loader) == loader.steps == 6
+    for number in range(3):
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        for (x, y), (a, b) in zip(batches, other.epoch(number), strict=True):
+            assert torch.equal(x, a) and torch.equal(y, b)
+    (x, _), (a, _) = next(iter(loader)), next(other.epoch(3))
+    assert torch.equal(x, a)
+    assert not torch.equal(a, next(other.epoch(0))[0])

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxbit.compat import allow_torchvision
 from proxbit.data import RECIPES, ImageSet, Loader, Recipe, open_data
 from proxbit.data.mixing import smoothed
 from proxbit.data.pixels import normalize, resize, shifted, take
+from proxbit.util.compat import allow_torchvision
 
 seeds = st.integers(0, 2**31)
 
@@ -104,8 +104,8 @@ def test_images_of_the_size_asked_for_are_not_resized() -> None:
 @given(size=st.integers(4, 20))
 def test_a_loader_gives_the_size_asked_for_after_the_crop(size: int) -> None:
     data = an_image_set()
-    crop = Loader(data, batch=8, seed=4)
-    x, y = next(Loader(data, batch=8, seed=4, image_size=size).epoch(1))
+    crop = Loader(data, batch_size=8, seed=4)
+    x, y = next(Loader(data, batch_size=8, seed=4, image_size=size).epoch(1))
     small, same_labels = next(crop.epoch(1))
     assert torch.equal(y, same_labels)
     pixels = ((small * 0.25 + 0.5) * 255).round().to(torch.uint8)
@@ -125,9 +125,9 @@ def test_smoothed_targets_are_the_mixture_with_the_uniform_one(
 
 def test_smoothing_alone_gives_soft_targets_and_leaves_the_images() -> None:
     data = an_image_set()
-    soft = Loader(data, batch=8, recipe=Recipe("soft", smoothing=0.2)).epoch(0)
+    soft = Loader(data, batch_size=8, recipe=Recipe("soft", label_smoothing=0.2)).epoch(0)
     for (x, y), (z, rows) in zip(
-        soft, Loader(data, batch=8, recipe=Recipe("")).epoch(0), strict=True
+        soft, Loader(data, batch_size=8, recipe=Recipe("")).epoch(0), strict=True
     ):
         assert torch.equal(x, z)
         assert torch.equal(y, smoothed(rows, 24, 0.2))
@@ -136,9 +136,9 @@ def test_smoothing_alone_gives_soft_targets_and_leaves_the_images() -> None:
 def mixed_and_whole(recipe: Recipe) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Mixed batches with their targets, and the same batches unmixed with their labels."""
     data = an_image_set()
-    plain = replace(recipe, mixup=0.0, cutmix=0.0, smoothing=0.0)
+    plain = replace(recipe, mixup=0.0, cutmix=0.0, label_smoothing=0.0)
     for epoch in range(4):
-        mixed, whole = (Loader(data, batch=8, recipe=r).epoch(epoch) for r in (recipe, plain))
+        mixed, whole = (Loader(data, batch_size=8, recipe=r).epoch(epoch) for r in (recipe, plain))
         for (x, y), (z, rows) in zip(mixed, whole, strict=True):
             yield x, y, z, rows
 
@@ -155,7 +155,7 @@ def share_of_own(y: Tensor, rows: Tensor, smoothing: float) -> float:
 @pytest.mark.usefixtures("timm")
 def test_mixup_blends_each_image_and_target_with_its_partner_by_one_share() -> None:
     shares = []
-    recipe = Recipe("mixup", flip=True, mixup=0.8, smoothing=0.1)
+    recipe = Recipe("mixup", flip=True, mixup=0.8, label_smoothing=0.1)
     for x, y, whole, rows in mixed_and_whole(recipe):
         share = share_of_own(y, rows, 0.1)
         torch.testing.assert_close(x, share * whole + (1 - share) * whole.flip(0))
@@ -180,9 +180,9 @@ def is_rectangle(mask: Tensor) -> bool:
 @pytest.mark.usefixtures("timm")
 def test_erasing_puts_noise_into_one_rectangle_of_the_images_that_were_drawn() -> None:
     data = an_image_set(40)
-    plain = next(Loader(data, batch=40, recipe=Recipe("")).epoch(0))[0]
-    drawn = next(Loader(data, batch=40, recipe=Recipe("some", erasing=0.25)).epoch(0))[0]
-    every = next(Loader(data, batch=40, recipe=Recipe("all", erasing=1.0)).epoch(0))[0]
+    plain = next(Loader(data, batch_size=40, recipe=Recipe("")).epoch(0))[0]
+    drawn = next(Loader(data, batch_size=40, recipe=Recipe("some", erasing=0.25)).epoch(0))[0]
+    every = next(Loader(data, batch_size=40, recipe=Recipe("all", erasing=1.0)).epoch(0))[0]
     changed = [bool((a != b).any()) for a, b in zip(drawn, plain, strict=True)]
     assert 3 <= sum(changed) <= 20  # 10 on average
     for image, whole in zip(every, plain, strict=True):
@@ -197,7 +197,7 @@ def test_erasing_puts_noise_into_one_rectangle_of_the_images_that_were_drawn() -
 @pytest.mark.parametrize("name", ["fashion", "colour"])
 def test_the_recipe_of_deit_works_on_images_in_memory(name: str) -> None:
     data = open_data("fashion") if name == "fashion" else an_image_set(64, size=32)
-    loader = Loader(data, batch=32, recipe=RECIPES["timm"], image_size=24, seed=2)
+    loader = Loader(data, batch_size=32, recipe=RECIPES["timm"], image_size=24, seed=2)
     x, y = next(loader.epoch(0))
     assert x.shape == (32, data.channels, 24, 24) and x.isfinite().all()
     assert y.shape == (32, len(data.classes)) and y.dtype == torch.float32
@@ -209,7 +209,7 @@ def test_the_recipe_of_deit_works_on_images_in_memory(name: str) -> None:
 def test_the_strongest_policy_runs_on_grey_and_colour(channels: int) -> None:
     recipe = Recipe("strong", policy="rand-m10-n3-p1-inc1", colour=0.4)
     data = an_image_set(256, size=8, channels=channels)
-    ((x, y),) = Loader(data, batch=256, recipe=recipe).epoch(0)
+    ((x, y),) = Loader(data, batch_size=256, recipe=recipe).epoch(0)
     plain = take(data.x_train, y)
     changed = (normalize(plain, data.mean, data.std) != x).flatten(1).any(1)
     assert x.isfinite().all() and changed.float().mean() > 0.9
@@ -219,9 +219,9 @@ def test_the_strongest_policy_runs_on_grey_and_colour(channels: int) -> None:
 def test_colour_acts_beside_a_policy() -> None:
     data = an_image_set(64, size=8)
     still = Recipe("still", policy="rand-m9-n1-p0")  # a policy that is never applied
-    whole = next(Loader(data, batch=64, recipe=Recipe("")).epoch(0))[0]
-    assert torch.equal(next(Loader(data, batch=64, recipe=still).epoch(0))[0], whole)
-    tinted = next(Loader(data, batch=64, recipe=replace(still, colour=0.4)).epoch(0))[0]
+    whole = next(Loader(data, batch_size=64, recipe=Recipe("")).epoch(0))[0]
+    assert torch.equal(next(Loader(data, batch_size=64, recipe=still).epoch(0))[0], whole)
+    tinted = next(Loader(data, batch_size=64, recipe=replace(still, colour=0.4)).epoch(0))[0]
     assert (tinted != whole).flatten(1).any(1).float().mean() > 0.9
 
 
@@ -230,7 +230,7 @@ def test_colour_acts_beside_a_policy() -> None:
 def test_a_policy_that_timm_cannot_read_is_refused_at_once(policy: str) -> None:
     sentence = f"'mine' has policy='{policy}', which timm cannot read: write it like rand-m9"
     with pytest.raises(ValueError, match=sentence):
-        Loader(an_image_set(), batch=8, recipe=Recipe("mine", policy=policy))
+        Loader(an_image_set(), batch_size=8, recipe=Recipe("mine", policy=policy))
 
 
 def test_the_recipes_are_those_of_the_references() -> None:
@@ -239,4 +239,4 @@ def test_the_recipes_are_those_of_the_references() -> None:
     assert [RECIPES["crop"].padding(size) for size in (8, 28, 32, 64, 96)] == [0, 2, 4, 8, 12]
     deit = RECIPES["timm"]
     assert deit.policy == "rand-m9-mstd0.5-inc1"
-    assert (deit.mixup, deit.cutmix, deit.erasing, deit.smoothing) == (0.8, 1.0, 0.25, 0.1)
+    assert (deit.mixup, deit.cutmix, deit.erasing, deit.label_smoothing) == (0.8, 1.0, 0.25, 0.1)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
 from proxbit.train.distillation import Distiller, Terms, distance, evenly
+from proxbit.util.compat import allow_torchvision
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:timm.*"),

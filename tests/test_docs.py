@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
+from proxbit.util.compat import allow_torchvision
+from small_net import NET
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,6 +42,9 @@ PAGES = ("README.md", "docs/howto.md", "docs/data.md", "docs/training.md")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_snippet_runs(code, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # snippets write files
+    if "import transformers" in code:
+        allow_torchvision()
+        pytest.importorskip("transformers")
     torch.manual_seed(0)
     batches = [(torch.randn(4, 1, 8, 8), torch.randint(0, 3, (4,))) for _ in range(3)]
     example = torch.randn(2, 1, 8, 8)
@@ -48,6 +53,18 @@ def test_every_snippet_runs(code, capsys, tmp_path, monkeypatch):
         "loader": batches, "epochs": 2, "example": example,
     }  # fmt: skip
     exec(code, names)
+
+
+def test_the_snippet_about_selection_runs(tmp_path, monkeypatch, capsys):
+    """With a small network and small images in the files that it names."""
+    (tmp_path / "net.py").write_text(NET.replace("def net(", "def build("))
+    random, labels = np.random.default_rng(0), np.arange(300) % 3
+    images = random.integers(0, 256, (300, 8, 8, 3), dtype="u1")
+    np.savez(tmp_path / "images.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    monkeypatch.chdir(tmp_path)
+    (block,) = snippets("docs/select.md")
+    exec(block.values[0], {})
+    assert "proxbit train --method b" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxbit.engine import bits
-from proxbit.engine.bits import byte_count, pack_bits, pack_rows, unpack_bits, unpack_rows
+from proxbit.packfile import bits
+from proxbit.packfile.bits import byte_count, pack_bits, pack_rows, unpack_bits, unpack_rows
 
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=4).map(tuple)
 MATRICES = st.tuples(st.integers(0, 9), st.integers(0, 40))

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load
 
-from proxbit.engine import header as headers
-from proxbit.engine.bits import pack_bits, unpack_bits
-from proxbit.engine.contents import About, Contents, PackedWeight, check_weight
-from proxbit.engine.file import read, write
+from proxbit.packfile import header as headers
+from proxbit.packfile.bits import pack_bits, unpack_bits
+from proxbit.packfile.contents import About, Contents, PackedWeight, check_weight
+from proxbit.packfile.file import read, write
 
 PAGE = (Path(__file__).parents[1] / "docs" / "format.md").read_text(encoding="utf-8")
 
@@ -341,7 +341,7 @@ def test_contents_that_no_reader_would_accept_are_not_written(tmp_path, contents
 
 
 def test_a_header_that_no_reader_would_accept_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxbit.engine.file.MOST_HEADER", 500)
+    monkeypatch.setattr("proxbit.packfile.file.MOST_HEADER", 500)
     with pytest.raises(ValueError, match="longer than 500 bytes"):
         write(example(), tmp_path / "long")
     assert not list(tmp_path.iterdir())

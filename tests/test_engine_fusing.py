@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import proxbit as pb
-from proxbit.engine import kernels
 from proxbit.engine.bounds import intervals, possible_sums
-from proxbit.engine.forms import Form
+from proxbit.engine.forms import PackedForm
 from proxbit.engine.fusing import Folded
+from proxbit.kernels import inference as kernels
 
 needs_kernels = pytest.mark.skipif(
     kernels.library() is None, reason="the kernels are not built or not chosen here"
@@ -185,7 +185,7 @@ def test_two_intervals_are_refused():
 
 @given(st.integers(1, 40), st.integers(0, 10))
 def test_every_sum_is_possible(products, bits):
-    form = Form(1, products, binary=True, register_bits=0 if bits < 2 else bits)
+    form = PackedForm(1, products, binary=True, register_bits=0 if bits < 2 else bits)
     sums = possible_sums(form)
     assert sums is not None
     reached = {sum(1 if i < ones else -1 for i in range(products)) for ones in range(products + 1)}

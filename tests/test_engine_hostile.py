@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from proxbit.engine.bits import pack_bits
-from proxbit.engine.contents import About, Contents, PackedWeight, check_contents
-from proxbit.engine.file import read, write
+from proxbit.packfile.bits import pack_bits
+from proxbit.packfile.contents import About, Contents, PackedWeight, check_contents
+from proxbit.packfile.file import read, write
 
 Change = Callable[[dict[str, Any], dict[str, Any], bytearray], object]
 

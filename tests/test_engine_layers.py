@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import proxbit as pb
 from proxbit.engine import PackedConv1d, PackedConv2d, PackedLinear
-from proxbit.engine.attention import PackedMultiheadAttention
+from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packing import packed_layers
 
 METHODS = ["bc", "bnn++", "react", "pq"]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
-from proxbit.engine.file import read
 from proxbit.engine.packing import packed_layers
 from proxbit.models import build
+from proxbit.packfile.file import read
+from proxbit.util.compat import allow_torchvision
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning:timm.*"
@@ -160,7 +160,8 @@ def test_an_attention_alone_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_shared_layer_is_stored_once(tmp_path: Path) -> None:
     pb.save(pb.pack(hard(Shared())), tmp_path / "a")
     held = read(tmp_path / "a")
-    assert [w.name for w in held.weights] == ["a.weight", "c.weight", "d.weight"]
+    assert [w.name for w in held.weights] == ["a.weight", "c.weight"]
+    assert held.tied == {"b.weight": "a.weight", "b.bias": "a.bias", "d.weight": "c.weight"}
     assert sorted(held.floats) == ["a.bias", "c.bias", "d.bias", "norm.bias", "norm.weight"]
 
 
@@ -259,7 +260,7 @@ def test_a_replacement_that_a_file_cannot_name_is_refused_on_saving(tmp_path: Pa
 @pytest.mark.parametrize("kind", ["transformer", "tiny_vit"])
 @torch.no_grad()
 def test_extra_norms_behind_attention_come_back(kind: str, tmp_path: Path) -> None:
-    from proxbit.train.attention_norm import add_attention_norms
+    from proxbit.nn.attention_norm import add_attention_norms
 
     if kind == "tiny_vit":
         need_timm()

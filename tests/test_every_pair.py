@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import proxbit as pb
-from proxbit import maps, pairs, prox
-from proxbit.maps import Strength
-from proxbit.pairs import Pair
+from proxbit.core import maps, pairs, prox
+from proxbit.core.maps import Strength
+from proxbit.core.pairs import Pair
 
 pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
 

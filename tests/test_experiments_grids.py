@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxbit.compat import allow_torchvision
-from proxbit.experiments.blocks import block_names
-from proxbit.experiments.configs import (
+from proxbit.experiments.reproduce.blocks import block_names
+from proxbit.experiments.reproduce.configs import (
     Missing,
     Options,
     check_alike,
@@ -19,14 +18,15 @@ from proxbit.experiments.configs import (
     needs_float,
     parse_given,
 )
-from proxbit.experiments.estimates import duration, seconds_of
-from proxbit.experiments.grids import GRIDS, Cell, find_grid, find_rows
-from proxbit.experiments.paper import PROTOCOLS
-from proxbit.experiments.planning import Wish, overview, plan
-from proxbit.experiments.scales import SCALES
+from proxbit.experiments.reproduce.estimates import duration, seconds_of
+from proxbit.experiments.reproduce.grid_planning import Wish, overview, plan
+from proxbit.experiments.reproduce.grids import GRIDS, Cell, find_grid, find_rows
+from proxbit.experiments.reproduce.paper import PROTOCOLS
+from proxbit.experiments.reproduce.run_sizes import SCALES
 from proxbit.models import build
-from proxbit.models.parts import layers
+from proxbit.models.structure import layers
 from proxbit.train.setup import prepare, resolve
+from proxbit.util.compat import allow_torchvision
 
 allow_torchvision()
 pytest.importorskip("timm")  # the stand-ins of transformers are made of it
@@ -152,18 +152,18 @@ def test_the_ablation_switches_protocols_on_one_by_one():
 
 def test_a_float_network_that_knows_its_images_is_trained_on_gently():
     rates = {
-        pipeline: config_of(one("cnn", "small", pipeline=pipeline, method="FP"), GIVEN, "").rate
+        pipeline: config_of(one("cnn", "small", pipeline=pipeline, method="FP"), GIVEN, "").lr
         for pipeline in ("FT", "E2E")
     }
     assert rates == {"FT": 1e-4, "E2E": None}
     fresh = config_of(one("ptb", "paper", method="FP"), Options(data=(("*", "cifar10"),)), "")
-    assert (fresh.weights, fresh.rate, fresh.pretrain) == ("pretrained", 1e-4, 0)
+    assert (fresh.weights, fresh.lr, fresh.pretrain) == ("pretrained", 1e-4, 0)
 
 
 def test_options_shrink_and_replace():
-    asked = replace(GIVEN, epochs=2, limit=5, model="resnet32", settings="paper")
+    asked = replace(GIVEN, epochs=2, max_steps_per_epoch=5, model="resnet32", settings="paper")
     config = config_of(one("cnn", "small", pipeline="FT"), asked, "")
-    assert (config.epochs, config.limit, config.model) == (2, 5, "resnet32")
+    assert (config.epochs, config.max_steps_per_epoch, config.model) == (2, 5, "resnet32")
     assert config.settings == "paper" and config.weights == "w.safetensors"
 
 
@@ -214,10 +214,10 @@ def test_differences_are_found_and_ways_to_say_the_same_are_none():
         assert differences(replace(config, data="npz:c.npz"), resolved | {"data": data}) == []
     assert differences(config, resolved | {"data": "npz:other.npz"}) != []
     assert differences(config, resolved | {"epochs": 9}) == ["epochs 9, not 2"]
-    assert differences(replace(config, rate=0.1), resolved) == ["rate 0.003, not 0.1"]
-    assert differences(config, resolved | {"rate": 0.1}) == ["rate 0.1, not 0.003"]  # a default
+    assert differences(replace(config, lr=0.1), resolved) == ["lr 0.003, not 0.1"]
+    assert differences(config, resolved | {"lr": 0.1}) == ["lr 0.1, not 0.003"]  # a default
     own, kept = replace(config, model="net.py:build"), resolved | {"model": "net.py:build"}
-    assert differences(own, kept | {"rate": 0.1}) == []  # its kind is not known here
+    assert differences(own, kept | {"lr": 0.1}) == []  # its kind is not known here
     with pytest.raises(ValueError, match="here has epochs 9, not 2: give the same options, or"):
         check_alike(config, resolved | {"epochs": 9}, "here")
 
@@ -259,7 +259,7 @@ def test_estimates_grow_with_the_work():
     small, large = one("cnn", "small"), one("cnn", "paper")
     assert 0 < seconds_of(small, GIVEN) < seconds_of(large, GIVEN)
     assert seconds_of(small, replace(GIVEN, epochs=6)) > seconds_of(small, GIVEN)
-    assert seconds_of(small, replace(GIVEN, limit=1)) < seconds_of(small, GIVEN)
+    assert seconds_of(small, replace(GIVEN, max_steps_per_epoch=1)) < seconds_of(small, GIVEN)
 
 
 @given(st.floats(0, 1e12))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxbit.experiments.candidates import Candidate
-from proxbit.experiments.choosing import choose, is_over, ranking, train_command
-from proxbit.experiments.halving import (
+from proxbit.experiments.selection.candidates import Candidate
+from proxbit.experiments.selection.choosing import choose, is_over, ranking, train_command
+from proxbit.experiments.selection.halving import (
     Pace,
     Rung,
     affordable,
@@ -20,7 +20,7 @@ from proxbit.experiments.halving import (
     rung_share,
     rung_sizes,
 )
-from proxbit.experiments.trials import Trial
+from proxbit.experiments.selection.trials import Trial
 from proxbit.train import Config
 
 paces = st.builds(
@@ -135,8 +135,8 @@ def test_failures_and_methods_never_tried_are_told_and_never_recommended():
 
 
 def test_the_command_repeats_every_option_that_is_not_the_default():
-    config = Config(data="npz:my images.npz", hold_back=0.1, cpu=True, distill=False, rate=0.01)
+    config = Config(data="npz:my images.npz", val_split=0.1, cpu=True, distill=False, lr=0.01)
     assert train_command(config, "a b.py:x") == (
-        "proxbit train --method 'a b.py:x' --data 'npz:my images.npz' --hold-back 0.1 "
-        "--rate 0.01 --no-distill --cpu"
+        "proxbit train --method 'a b.py:x' --data 'npz:my images.npz' --val-split 0.1 "
+        "--lr 0.01 --no-distill --cpu"
     )

@@ -4,8 +4,9 @@ import csv
 
 import pytest
 
-from proxbit.experiments.grids import GRIDS, cells_of
-from proxbit.experiments.paper import (
+from proxbit.core.methods import METHODS
+from proxbit.experiments.reproduce.grids import GRIDS, cells_of
+from proxbit.experiments.reproduce.paper import (
     FILE,
     PROTOCOLS,
     TABLES,
@@ -13,7 +14,6 @@ from proxbit.experiments.paper import (
     figures_of,
     paper_figures,
 )
-from proxbit.methods import METHODS
 
 OF_OTHERS = {"BiViT"}  # a rival that the paper quotes and does not run
 

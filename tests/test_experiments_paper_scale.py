@@ -7,17 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxbit.compat import allow_torchvision
-from proxbit.experiments.blocks import skeleton
-from proxbit.experiments.configs import Options, config_of, is_imagenet
-from proxbit.experiments.grids import GRIDS
-from proxbit.experiments.paper import PROTOCOLS
-from proxbit.experiments.planning import Wish, plan
-from proxbit.experiments.scales import SCALES
-from proxbit.methods import METHODS, PAPER
+from proxbit.core.methods import METHODS, PAPER
+from proxbit.core.schedules import Linear
+from proxbit.experiments.reproduce.blocks import skeleton
+from proxbit.experiments.reproduce.configs import Options, config_of, is_imagenet
+from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grids import GRIDS
+from proxbit.experiments.reproduce.paper import PROTOCOLS
+from proxbit.experiments.reproduce.run_sizes import SCALES
 from proxbit.models import pretrained_classes
-from proxbit.schedules import Linear
 from proxbit.train.setup import resolve
+from proxbit.util.compat import allow_torchvision
 
 allow_torchvision()
 pytest.importorskip("timm")
@@ -45,7 +45,7 @@ def test_at_paper_scale_the_methods_of_a_row_are_trained_alike(grid, options):
         binary = [trained for name, trained in configs if name != "fp"]
         assert len({str({k: v for k, v in c.items() if k not in OWN}) for c in binary}) <= 1
         for floats in (trained for name, trained in configs if name == "fp"):
-            gentle = {"rate"} if floats["weights"] else set()
+            gentle = {"lr"} if floats["weights"] else set()
             shared = [k for k in floats if k not in OWN | BINARY | gentle]
             assert all(floats[k] == c[k] for c in binary for k in shared)
 
@@ -56,7 +56,7 @@ def test_at_paper_scale_no_signs_are_frozen_or_seen_early(grid, options):
         config = config_of(cell, options, "out")
         assert (config.settings, config.frozen, config.sharp) == ("paper", 0.0, 0.0)
         gently = cell.axes["method"] == "FP" and cell.axes["pipeline"] == "FT"
-        assert config.rate == (1e-4 if gently else None)
+        assert config.lr == (1e-4 if gently else None)
 
 
 def test_pc_pq_and_rpc_have_the_same_linear_quantizer_in_the_papers_settings():

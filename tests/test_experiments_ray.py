@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxbit.experiments.configs import Options
-from proxbit.experiments.on_ray import Board, folder_here, require_answer, run_grid
-from proxbit.experiments.results import read_results
+from proxbit.experiments.reproduce.configs import Options
+from proxbit.experiments.reproduce.on_ray import NodeBoard, folder_here, require_answer, run_grid
+from proxbit.experiments.reproduce.results import read_results
 
 SCRIPT = Path(__file__).parent / "workers" / "ray_grid.py"
 
@@ -41,7 +41,7 @@ def test_a_worker_uses_the_folder_of_the_results_only_where_it_sees_it(tmp_path,
 
 
 def test_the_board_gives_each_note_once():
-    board = Board()
+    board = NodeBoard()
     board.put("a", "node", 0.0, "starting")
     board.put("a", "node", 0.5, "training")
     assert board.take() == {"a": ("node", 0.5, "training")} and board.take() == {}

@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from proxbit.cli_report import report
-from proxbit.experiments.paper import PROTOCOLS, figure_for
-from proxbit.experiments.report import (
+from proxbit.cli.report_commands import report
+from proxbit.experiments.report.assembly import (
     build_report,
     format_of,
     read_folders,
     render,
     write_report,
 )
-from proxbit.experiments.report_cells import outcomes
-from proxbit.experiments.report_claims import MEMORY, claims
-from proxbit.experiments.report_markdown import plain
-from proxbit.experiments.report_records import Claim, Entry, Table
-from proxbit.experiments.report_statements import STATEMENTS
-from proxbit.experiments.results import ResultLine, append_result
-from proxbit.train.trouble import CURE
+from proxbit.experiments.report.cells import outcomes
+from proxbit.experiments.report.claims import MEMORY, claims
+from proxbit.experiments.report.markdown_page import plain
+from proxbit.experiments.report.parts import Claim, Entry, Table
+from proxbit.experiments.report.statements import STATEMENTS
+from proxbit.experiments.reproduce.paper import PROTOCOLS, figure_for
+from proxbit.experiments.reproduce.results import ResultLine, append_result
+from proxbit.train.divergence import CURE
 
 AXES = {"model": "ResNet20", "dataset": "CIFAR-10", "pipeline": "FT", "task": "BW"}
 (
@@ -51,7 +51,8 @@ def line(
     }
     return ResultLine(
         grid=grid, row="cifar10", scale="small", key=AXES | {"method": method} | axes, seed=seed,
-        config={"model": "resnet20", "data": "npz:/far/away/c.npz", "epochs": 2, "limit": None},
+        config={"model": "resnet20", "data": "npz:/far/away/c.npz", "epochs": 2,
+                "max_steps_per_epoch": None},
         result=None if hard is None else result, error="it | broke" if hard is None else None,
         curve=[] if hard is None else [record, record | {"epoch": 2, "hard": hard}],
         verdict="admitted: yes", packed={"bytes": 100, "ms": 2.0, "float_ms": 5.0}, commit="abc",
@@ -63,7 +64,8 @@ def line(
 def row(table: Table, label: str) -> dict[str, Entry]:
     """The first row that has a label, by column."""
     for entries in table.rows:
-        if label in (entries[0].text, *entries[0].detail):
+        names = (entries[0].text, *entries[0].detail)
+        if any(name == label or name.endswith(f" for {label}") for name in names):
             return dict(zip(table.head, entries, strict=True))
     raise AssertionError(f"no row {label}")
 
@@ -231,6 +233,27 @@ def test_the_figures_of_bivit_stand_beside_ours():
     assert cells["BNN++"].detail == ("paper 71.30", "+0.00, n 1")
     assert cells["BiViT"].detail == ("paper 70.80",)
     assert row(table, "NesT-T")["BiViT"].detail == ("paper 68.70",)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "labels"),
+    [
+        ("tiny_vit", "fashion", ["tiny_vit for DeiT-T", "fashion for CIFAR-10"]),
+        ("timm/deit_tiny_patch16_224.fb_in1k", "cifar10", ["DeiT-T", "CIFAR-10"]),
+        ("timm/deit_tiny_patch16_224", "npz:/a/cifar10.npz", ["DeiT-T", "CIFAR-10"]),
+        ("DeiT-T", "npz:cifar100.npz", ["DeiT-T", "cifar100.npz for CIFAR-10"]),
+        ("nets/a.py:build", "folder:/x/clothes", ["a.py:build for DeiT-T", "clothes for CIFAR-10"]),
+    ],
+)
+def test_a_row_says_what_was_trained_in_the_place_of_the_papers(model, data, labels):
+    found = line("BC", 0.8, grid="vit-tasks", model="DeiT-T")
+    found = replace(found, config=found.config | {"model": model, "data": data})
+    table = build_report([found]).sections[0].table
+    words = " ".join([*(t for e in table.rows[0][:1] for t in (e.text, *e.detail)), *table.notes])
+    for label in labels:
+        assert label in words
+    assert words.count(" for ") == sum(" for " in label for label in labels)
+    assert "for" not in table.rows[-1][0].text  # a row that was not run names the paper's alone
 
 
 def test_a_run_that_stands_in_two_grids_is_one_run_in_two_cells():

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxbit.experiments.report import render
-from proxbit.experiments.report_charts import Bar, Curve, bars_chart, curves_chart, heat_map
-from proxbit.experiments.report_svg import spread, ticks
-from proxbit.experiments.results import ResultLine
+from proxbit.experiments.report.assembly import render
+from proxbit.experiments.report.charts import Bar, ChartCurve, bars_chart, curves_chart, heat_map
+from proxbit.experiments.report.svg import spread, ticks
+from proxbit.experiments.reproduce.results import ResultLine
 
 NASTY = "<img src=x onerror=alert(1)> \"quoted\" 'single' </script> & ]]>"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -120,9 +120,9 @@ def test_curves_bars_and_the_heat_map_are_drawn(page):
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["C"])), st.floats(0, 100))
 def test_every_chart_is_well_formed_whatever_it_is_called(name, value):
-    curve = Curve(name, ((1, value), (2, 50)), ((1, 3),))
+    curve = ChartCurve(name, ((1, value), (2, 50)), ((1, 3),))
     texts = [
-        curves_chart(name, [curve, Curve("x", ((1, value),))]),
+        curves_chart(name, [curve, ChartCurve("x", ((1, value),))]),
         bars_chart(name, [Bar(name, name, value, None), Bar(name, "b", None, value)]),
         heat_map(name, [name, "b"], ["m"], [[value], [None]]),
     ]

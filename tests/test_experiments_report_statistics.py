@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from proxbit.experiments.report_statistics import (
+from proxbit.experiments.report.statistics import (
     Sample,
     beta_share,
     compare,

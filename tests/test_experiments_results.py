@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxbit.experiments.results import (
+from proxbit.experiments.reproduce.results import (
     FILE,
     KINDS,
     ResultLine,
@@ -158,7 +158,7 @@ def test_a_place_that_cannot_be_a_folder_is_named(tmp_path):
 WRITER = """
 import sys
 from dataclasses import replace
-from proxbit.experiments.results import append_result, read_results
+from proxbit.experiments.reproduce.results import append_result, read_results
 folder = sys.argv[1]
 [line, *_] = read_results(folder)
 for seed in range(20):

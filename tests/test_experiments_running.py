@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxbit.experiments.configs import Missing, Options
-from proxbit.experiments.grids import MORE
-from proxbit.experiments.measuring import packed_figures, verdict_of
-from proxbit.experiments.planning import Wish, plan
-from proxbit.experiments.process import wait_for
-from proxbit.experiments.results import FILE, append_result, read_results, sole_writer
-from proxbit.experiments.running import run_cell, run_folder, run_grid, to_do
+from proxbit.experiments.reproduce.configs import Missing, Options
+from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grids import MORE
+from proxbit.experiments.reproduce.measuring import packed_figures, verdict_of
+from proxbit.experiments.reproduce.process import wait_for
+from proxbit.experiments.reproduce.results import FILE, append_result, read_results, sole_writer
+from proxbit.experiments.reproduce.running import run_cell, run_folder, run_grid, to_do
 from proxbit.train import Config, fit
-from proxbit.train.folder import RunFolder
 from proxbit.train.records import read_records
+from proxbit.train.run_folder import RunFolder
 from small_net import NET
 
 NETS = (
@@ -62,7 +62,7 @@ def cells(*methods: str, seeds: tuple[int, ...] = (0,)):
 
 def options(place: Path, net: str = "net", **more) -> Options:
     data = (("*", f"npz:{place}/i.npz"),)
-    values = {"epochs": 2, "limit": 2, "measure": False, "cpu": True} | more
+    values = {"epochs": 2, "max_steps_per_epoch": 2, "measure": False, "cpu": True} | more
     return Options(data=data, model=f"{place}/net.py:{net}", **values)
 
 
@@ -175,9 +175,9 @@ def test_a_folder_in_use_is_left_alone(place, tmp_path):
 
 DRIVER = """
 import sys
-from proxbit.experiments.configs import Options
-from proxbit.experiments.planning import Wish, plan
-from proxbit.experiments.running import run_grid
+from proxbit.experiments.reproduce.configs import Options
+from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.running import run_grid
 place, out = sys.argv[1:]
 options = Options(data=(("*", f"npz:{place}/i.npz"),), model=f"{place}/net.py:net", epochs=100_000)
 run_grid(plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW",), ("BC",))), options, out)
@@ -204,7 +204,7 @@ def test_the_run_of_a_killed_driver_saves_itself_and_leaves_its_folder(place, tm
 
 
 def test_packed_figures_are_those_of_the_file(place, tmp_path):
-    data = {"data": f"npz:{place}/i.npz", "epochs": 1, "limit": 1, "cpu": True}
+    data = {"data": f"npz:{place}/i.npz", "epochs": 1, "max_steps_per_epoch": 1, "cpu": True}
     for method in ("bnn++", "fp"):
         list(fit(Config(model="resnet8", method=method, **data), tmp_path / method))
     found = packed_figures(tmp_path / "bnn++", seconds=0.01)

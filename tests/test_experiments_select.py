@@ -10,22 +10,25 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from proxbit.experiments.candidates import find_candidates
-from proxbit.experiments.choosing import Choice
-from proxbit.experiments.selecting import resume_select, select
-from proxbit.experiments.trials import Trial
-from proxbit.methods import METHODS
+from proxbit.core.methods import METHODS
+from proxbit.experiments.selection.candidates import find_candidates
+from proxbit.experiments.selection.choosing import Recommendation
+from proxbit.experiments.selection.halving import Pace
+from proxbit.experiments.selection.search import Search
+from proxbit.experiments.selection.selecting import resume_select, select
+from proxbit.experiments.selection.selection_log import Request
+from proxbit.experiments.selection.trials import Trial
 from proxbit.theory import check
 from proxbit.train import Config, fit
-from proxbit.train.trouble import Interrupted
+from proxbit.train.divergence import Interrupted
 from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 OWN = """
 import torch
-from proxbit.pairs import Pair
-from proxbit.methods import Method
-from proxbit.schedules import Linear
+from proxbit.core.pairs import Pair
+from proxbit.core.methods import Method
+from proxbit.core.schedules import Linear
 
 def forward(w, s):
     return torch.tanh(s * w)
@@ -61,8 +64,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(place: Path) -> Config:
     return Config(
-        model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", batch=10, recalibrate=1, cpu=True,
-        epochs=1, hold_back=0.2,
+        model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", batch_size=10, recalibrate=1,
+        cpu=True, epochs=1, val_split=0.2,
     )  # fmt: skip
 
 
@@ -111,7 +114,7 @@ def test_what_is_no_pair_is_named(place, name, words):
     [
         ({"minutes": 0}, "minutes is a number above 0, not 0"),
         ({"minutes": math.nan}, "minutes is a number above 0, not nan"),
-        ({"limit": 3}, "a limit of 3 steps"),
+        ({"max_steps_per_epoch": 3}, "a limit of 3 steps"),
         ({"strength": "1:5"}, "the strength 1:5 suits one method"),
         ({"data": "npz:none.npz"}, "none.npz"),
     ],
@@ -131,9 +134,9 @@ def test_a_launcher_is_refused(config, monkeypatch):
         select(config)
 
 
-def records(found: Iterator[Trial | Choice]) -> tuple[list[Trial], Choice]:
+def records(found: Iterator[Trial | Recommendation]) -> tuple[list[Trial], Recommendation]:
     *trials, choice = found
-    assert isinstance(choice, Choice) and all(isinstance(each, Trial) for each in trials)
+    assert isinstance(choice, Recommendation) and all(isinstance(each, Trial) for each in trials)
     return trials, choice  # type: ignore[return-value]
 
 
@@ -170,11 +173,15 @@ class Clock:
         return self.now
 
 
+def busy(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    for module in ("search", "selecting", "trials"):
+        monkeypatch.setattr(f"proxbit.experiments.selection.{module}.time", clock)
+
+
 @pytest.mark.parametrize("faster_from", [10**9, 260, 420])
 def test_the_time_is_kept_even_when_everything_becomes_slower(config, monkeypatch, faster_from):
     clock, minutes = Clock(faster_from), 0.2
-    for module in ("search", "selecting", "trials"):
-        monkeypatch.setattr(f"proxbit.experiments.{module}.time", clock)
+    busy(monkeypatch, clock)
     longer = replace(config, epochs=100)
     trials, choice = records(select(longer, minutes=minutes, methods=["bc", "bnn", "pc"]))
     assert clock.now <= 60 * minutes + 1
@@ -185,10 +192,73 @@ def test_the_time_is_kept_even_when_everything_becomes_slower(config, monkeypatc
         assert choice.early is not None and choice.rung == 1
 
 
+class Busy(Clock):
+    """One with a jump of so many seconds at some reading."""
+
+    def __init__(self, at: int, jump: float, tick: float = 0.01) -> None:
+        super().__init__(10**9)
+        self.at, self.jump, self.tick = at, jump, tick
+
+    def monotonic(self) -> float:
+        self.readings += 1
+        self.now += self.jump if self.readings == self.at else self.tick
+        return self.now
+
+
+@pytest.mark.parametrize("at", range(1, 30, 4))
+def test_getting_ready_on_a_busy_machine_leaves_half_of_the_time(config, monkeypatch, at):
+    """However long it took to open the data and to time the first steps."""
+    clock = Busy(at, jump=600.0)
+    busy(monkeypatch, clock)
+    trials, choice = records(select(config, minutes=2, methods=["bc"]))
+    assert choice.method == "bc" and trials[-1].rung == 1
+    assert clock.now < 600 + 120
+
+
+def test_no_time_passes_before_the_first_record_is_asked_for(config, monkeypatch):
+    clock = Clock(10**9)
+    busy(monkeypatch, clock)
+    found = select(config, minutes=0.2, methods=["bc"])
+    clock.now += 1e6
+    trials, choice = records(found)
+    assert choice.early is None and trials[0].seconds < 10
+
+
+def test_seeds_that_all_methods_have_had_count_where_the_time_was_over(config, monkeypatch):
+    clock = Clock(10**9)
+    busy(monkeypatch, clock)
+    found = select(config, minutes=2, methods=["bc", "bnn"])
+    trials: list[Trial] = []
+    for each in found:
+        if isinstance(each, Recommendation):
+            choice = each
+            break
+        trials.append(each)
+        if (each.rung, each.seed, each.method) == (1, 1, "bc"):
+            clock.now += 1e6
+    assert choice.early == "the time was over in rung 1"
+    assert (choice.runs, choice.rung, len(choice.rivals)) == (1, 1, 1)
+    first = {t.method: t.hard for t in trials if t.rung == 1 and t.seed == 0}
+    assert choice.hard == max(first.values())
+
+
+@pytest.mark.parametrize(("minutes", "rung"), [(2, (36, 3)), (0.5, (27, 1)), (0.1, None)])
+def test_one_seed_has_to_do_where_three_take_too_long(config, monkeypatch, minutes, rung):
+    """Runs of one second a step: 108 s are planned for three, 27 s for one, 5.4 s for none."""
+    busy(monkeypatch, Busy(10**9, 0.0, tick=0.0))
+    search = Search(Request(config, minutes, ("bc",)), find_candidates(methods=["bc"]), None, 0.0)
+    search.pace = Pace(step=1.0, rest=0.0, epoch_steps=100)
+    early = search._plan(1, 1, 1)
+    assert [(each.steps, each.seeds) for each in search.rungs] == ([rung] if rung else [])
+    if not rung:
+        assert "needs 10 s for 1 runs of 10 steps, and 5 s are left" in early
+        assert "give more --minutes (0.4 will do)" in early
+
+
 def test_a_trial_is_the_run_that_train_would_make(config):
     trials, _ = records(select(config, minutes=2, methods=["bc"]))
     last = trials[-1]
-    same = replace(config, method="bc", seed=last.seed, epochs=1, limit=last.steps)
+    same = replace(config, method="bc", seed=last.seed, epochs=1, max_steps_per_epoch=last.steps)
     assert list(fit(same))[-1].hard == last.hard
 
 

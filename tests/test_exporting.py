@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import proxbit as pb
-from proxbit import exporting
-from proxbit.compat import allow_torchvision
-from proxbit.exporting import export_onnx
+from proxbit.export import onnx as exporting
+from proxbit.export.onnx import export_onnx
 from proxbit.models import build, tiny_vit
+from proxbit.util.compat import allow_torchvision
 
 onnx = pytest.importorskip("onnx", reason="needs onnx")
 pytest.importorskip("onnxscript", reason="needs onnxscript")

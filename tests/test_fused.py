@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import proxbit as pb
-from proxbit import fused, kernels, maps, pairs, prox
+from proxbit.core import maps, pairs, prox
+from proxbit.kernels import library as kernels
+from proxbit.kernels import training as fused
 
 pytestmark = [
     pytest.mark.skipif(kernels.opened("auto") is None, reason="the kernels are not built here"),

@@ -5,7 +5,8 @@ import ctypes
 import pytest
 import torch
 
-from proxbit import fused, kernels
+from proxbit.kernels import library as kernels
+from proxbit.kernels import training as fused
 
 pytestmark = pytest.mark.skipif(
     kernels.opened("auto") is None, reason="the kernels are not built here"

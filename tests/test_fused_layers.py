@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
-from proxbit import fused, kernels, maps, prox
-from proxbit.methods import METHODS
+from proxbit.core import maps, prox
+from proxbit.core.methods import METHODS
+from proxbit.kernels import library as kernels
+from proxbit.kernels import training as fused
 
 pytestmark = [
     pytest.mark.skipif(kernels.opened("auto") is None, reason="the kernels are not built here"),

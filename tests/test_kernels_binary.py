@@ -1,8 +1,10 @@
 """Kernels with binary weights and binary inputs, against sums of integers."""
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxbit.engine import kernels
-from proxbit.engine.kernels import Binary, Window
-from proxbit.kernels import ABI
+from proxbit.kernels import inference as kernels
+from proxbit.kernels import training as fused
+from proxbit.kernels.inference import Binary, Window
+from proxbit.kernels.library import ABI, agrees
 
 LIBRARY = kernels.library()
 if LIBRARY is None:
@@ -35,6 +38,11 @@ def best_isa() -> Iterator[None]:
 
 def address(array: Array | None) -> int | None:
     return None if array is None else array.ctypes.data
+
+
+def given_to(array: Array | None) -> tuple[int | None, int]:
+    """Address and length, as the kernels take them."""
+    return (None, 0) if array is None else (array.ctypes.data, array.size)
 
 
 def packed(signs: Array) -> Array:
@@ -62,10 +70,16 @@ class Layer:
         self.flip = rng.choice(np.array([0, 1, 255], np.uint8), width)
         self.panels = panels_of(self.signs)
         self.record = Binary(
-            outputs, taps * -(-channels // 8), taps * channels, groups, address(self.panels),
-            address(self.scale), address(self.bias), register_bits, slope, activation,
-            address(self.low), address(self.high), address(self.flip),
+            outputs, taps * -(-channels // 8), taps * channels, groups, *given_to(self.panels),
+            *given_to(self.scale), *given_to(self.bias), None, 0, register_bits, slope, activation,
+            address(self.low), address(self.high), address(self.flip), width,
         )  # fmt: skip
+
+    def above(self, threshold: Array | None) -> Binary:
+        """The record for inputs with these thresholds."""
+        record = Binary.from_buffer_copy(self.record)
+        record.threshold, record.thresholds = given_to(threshold)
+        return record
 
     def wrapped(self, sums: Array) -> Array:
         """What a register holds: the number of the same class closest to 0, from -half."""
@@ -107,8 +121,8 @@ class Output:
     def __init__(self, shape: tuple[int, ...], as_bits: bool) -> None:
         self.dtype = np.dtype(np.uint8 if as_bits else np.float32)
         self.shape = (*shape[:-1], -(-shape[-1] // 8)) if as_bits else shape
-        size = int(np.prod(self.shape)) * self.dtype.itemsize
-        self.room = np.full(size + 2 * MARGIN, CANARY, np.uint8)
+        self.size = int(np.prod(self.shape))
+        self.room = np.full(self.size * self.dtype.itemsize + 2 * MARGIN, CANARY, np.uint8)
         place = address(self.room[MARGIN:])
         self.pointers = (None, place) if as_bits else (place, None)
 
@@ -175,9 +189,10 @@ def linear(
 ) -> Array:  # fmt: skip
     out = Output((rows, layer.record.outputs), as_bits)
     stride = 0 if x is None else x.strides[0] // 4
+    columns = layer.record.row_bytes if x is None else x.shape[1]
     code = LIBRARY.pb_binary_linear(
-        layer.record, address(x), stride, address(threshold), address(bits), rows, *out.pointers,
-        threads,
+        layer.above(threshold), address(x), stride, address(bits), rows, columns, *out.pointers,
+        out.size, threads,
     )  # fmt: skip
     assert code == OK
     return out.taken()
@@ -222,9 +237,10 @@ def test_the_largest_sums_are_exact(rows: int, register: int) -> None:
         on_every_way(lambda t: linear(layer, x, None, None, rows, False, t)), layer.values(sums)
     )
     layer.record.row_bytes, layer.record.products = 8191, 8 * 8191  # more than can be counted
+    layer.record.panel_bytes = LIBRARY.pb_panel_bytes(33, 8191)
     out = Output((rows, 33), False)
     code = LIBRARY.pb_binary_linear(
-        layer.record, address(x), products, None, None, rows, *out.pointers, 1
+        layer.record, address(x), 8 * 8191, None, rows, 8 * 8191, *out.pointers, out.size, 1
     )
     assert code == BAD_ARGUMENT
     assert out.untouched()
@@ -344,11 +360,15 @@ class Shape:
             found.append(last // self.step[axis] + 1)
         return found[0], found[1]
 
-    def window(self, channels: int, strides: tuple[int, ...]) -> Window:
+    def window(self, channels: int, strides: tuple[int, ...], out_size: int) -> Window:
         """The record; strides in elements, in the order batch, channels, height, width."""
+        sizes = (self.batch, channels, *self.size)
+        last = sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+        pixels = self.batch * self.size[0] * self.size[1]
+        in_size = last + 1 if any(strides) else pixels * -(-channels // 8)
         return Window(
-            self.batch, channels, *self.size, *strides, *self.kernel, *self.step, *self.dilation,
-            *self.pads, self.pad_bit,
+            *sizes, *strides, *self.kernel, *self.step, *self.dilation, *self.pads, self.pad_bit,
+            in_size, out_size,
         )  # fmt: skip
 
 
@@ -400,7 +420,7 @@ def convolution(
     out = Output((shape.batch, *shape.out_size, groups * outputs), as_bits)
     strides = (0,) * 4 if x is None else tuple(s // 4 for s in x.strides)
     code = LIBRARY.pb_binary_conv(
-        layer.record, shape.window(groups * channels, strides), address(x), address(threshold),
+        layer.above(threshold), shape.window(groups * channels, strides, out.size), address(x),
         address(bits), *out.pointers, threads,
     )  # fmt: skip
     assert code == OK
@@ -471,9 +491,11 @@ BAD_LAYERS: list[tuple[str, Any]] = [
     *(("products", 33), ("row_bytes", 1), ("row_bytes", 9000), ("groups", 2)),
     *((name, 2**61) for name in ("outputs", "row_bytes", "products", "groups")),
     *(("activation", 4), ("activation", -1)),
-    *(("panels", None), ("scale", None)),
+    *(("panels", None), ("scale", None), ("bias", None)),
     *(("register_bits", value) for value in (-1, 1, 25, 99)),
-]
+    *((name, value) for name in ("panel_bytes", "scales", "biases", "thresholds")
+      for value in (-1, 2, 2**61)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_LAYERS)
@@ -482,18 +504,32 @@ def test_a_bad_layer_is_refused_and_nothing_is_written(name: str, value: Any) ->
     linear(layer, x, None, None, 2, False, 1)  # as it is, it is good
     setattr(layer.record, name, value)
     out = Output((2, 3), False)
-    code = LIBRARY.pb_binary_linear(layer.record, address(x), 30, None, None, 2, *out.pointers, 1)
+    ends = address(x), 30, None, 2, 30, *out.pointers, 6, 1
+    code = LIBRARY.pb_binary_linear(layer.record, *ends)
     assert code == BAD_ARGUMENT
     assert out.untouched()
 
 
-@pytest.mark.parametrize("name", ["low", "high", "flip"])
-def test_outputs_as_bits_need_their_bounds(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("low", None), ("high", None), ("flip", None), ("bounds", 2), ("bounds", 4)]
+)
+def test_outputs_as_bits_need_their_bounds(name: str, value: int | None) -> None:
     layer, x = Layer(0, 3, 30), np.ones((2, 30), np.float32)
-    setattr(layer.record, name, None)
     out = Output((2, 3), True)
-    code = LIBRARY.pb_binary_linear(layer.record, address(x), 30, None, None, 2, *out.pointers, 1)
+    ends = address(x), 30, None, 2, 30, *out.pointers, 2, 1
+    setattr(layer.record, name, value)
+    code = LIBRARY.pb_binary_linear(layer.record, *ends)
     assert code == BAD_ARGUMENT
+    assert out.untouched()
+
+
+@pytest.mark.parametrize(("columns", "size"), [(29, 6), (31, 6), (-30, 6), (30, 5), (30, 7)])
+def test_rows_of_another_length_are_refused(columns: int, size: int) -> None:
+    layer, x, out = Layer(0, 3, 30), np.ones((2, 30), np.float32), Output((2, 3), False)
+    call = LIBRARY.pb_binary_linear
+    ends = columns, *out.pointers, size, 1
+    assert call(layer.record, address(x), 30, None, 2, *ends) == BAD_ARGUMENT
+    assert call(layer.record, None, 0, address(packed(x)), 2, *ends) == BAD_ARGUMENT
     assert out.untouched()
 
 
@@ -515,8 +551,8 @@ def test_one_input_and_one_output_are_needed(
     out = Output((2, 3), False)
     place = out.pointers[0]
     code = LIBRARY.pb_binary_linear(
-        layer.record, address(floats) if x else None, 30, None, address(bytes_) if bits else None,
-        rows, place if values else None, place if out_bits else None, 1,
+        layer.record, address(floats) if x else None, 30, address(bytes_) if bits else None,
+        rows, 30, place if values else None, place if out_bits else None, 6, 1,
     )  # fmt: skip
     assert code == BAD_ARGUMENT
     assert out.untouched()
@@ -531,6 +567,8 @@ BAD_WINDOWS: list[tuple[str, int]] = [
     *(("batch", -1), ("batch", 2**60), ("kernel_h", 4), ("kernel_w", 2)),
     *(("dilation_h", 2), ("dilation_w", 2)),
     *(("channels", 3), ("channels", 9), ("height", 2), ("width", 2), ("pad_bit", 2)),
+    *(("in_size", 31), ("in_size", -1), ("stride_h", 5), ("stride_n", -1), ("stride_c", 2**62)),
+    *(("out_size", 11), ("out_size", 13), ("out_size", -12)),
 ]  # fmt: skip
 
 
@@ -538,9 +576,9 @@ BAD_WINDOWS: list[tuple[str, int]] = [
 def test_a_bad_window_is_refused_and_nothing_is_written(name: str, value: int) -> None:
     layer, x = Layer(0, 3, 2, 9), np.ones((1, 2, 4, 4), np.float32)
     convolution(layer, GOOD, x, None, None, False, 1)
-    window, out = GOOD.window(2, (32, 16, 4, 1)), Output((1, 2, 2, 3), False)
+    window, out = GOOD.window(2, (32, 16, 4, 1), 12), Output((1, 2, 2, 3), False)
     setattr(window, name, value)
-    code = LIBRARY.pb_binary_conv(layer.record, window, address(x), None, None, *out.pointers, 1)
+    code = LIBRARY.pb_binary_conv(layer.record, window, address(x), None, *out.pointers, 1)
     assert code == BAD_ARGUMENT
     assert out.untouched()
 
@@ -548,13 +586,13 @@ def test_a_bad_window_is_refused_and_nothing_is_written(name: str, value: int) -
 def test_a_convolution_takes_one_input_and_bits_of_one_group() -> None:
     layer, x = Layer(0, 3, 2, 9), np.ones((1, 2, 4, 4), np.float32)
     bits, out = np.ones((1, 4, 4, 1), np.uint8), Output((1, 2, 2, 3), False)
-    window = GOOD.window(2, (32, 16, 4, 1))
+    window = GOOD.window(2, (32, 16, 4, 1), 12)
     call = LIBRARY.pb_binary_conv
-    assert call(layer.record, window, address(x), None, address(bits), *out.pointers, 1)
-    assert call(layer.record, window, None, None, None, *out.pointers, 1) == BAD_ARGUMENT
-    assert call(layer.record, None, address(x), None, None, *out.pointers, 1) == BAD_ARGUMENT
+    assert call(layer.record, window, address(x), address(bits), *out.pointers, 1)
+    assert call(layer.record, window, None, None, *out.pointers, 1) == BAD_ARGUMENT
+    assert call(layer.record, None, address(x), None, *out.pointers, 1) == BAD_ARGUMENT
     two = Layer(0, 3, 1, 9, groups=2)
-    assert call(two.record, window, None, None, address(bits), *out.pointers, 1) == BAD_ARGUMENT
+    assert call(two.record, window, None, address(bits), *out.pointers, 1) == BAD_ARGUMENT
     assert out.untouched()
 
 
@@ -578,11 +616,11 @@ def test_bad_rows_and_panels_are_refused() -> None:
 
 def test_nothing_to_do_is_done() -> None:
     layer, out = Layer(0, 3, 2, 9), Output((1, 3), False)
-    window = GOOD.window(2, (32, 16, 4, 1))
+    window = GOOD.window(2, (32, 16, 4, 1), 0)
     window.batch = 0
-    assert LIBRARY.pb_binary_conv(layer.record, window, None, None, None, *out.pointers, 1) == OK
+    assert LIBRARY.pb_binary_conv(layer.record, window, None, None, *out.pointers, 1) == OK
     call = LIBRARY.pb_binary_linear
-    assert call(layer.record, None, 18, None, None, 0, *out.pointers, 1) == OK
+    assert call(layer.record, None, 18, None, 0, 18, *out.pointers, 0, 1) == OK
     assert LIBRARY.pb_sign_rows(None, 0, 9, 9, None, None, 2, 1) == OK
     assert out.untouched()
 
@@ -599,8 +637,26 @@ def test_instruction_sets_have_names() -> None:
     assert LIBRARY.pb_abi() == ABI
 
 
-def test_the_records_have_the_sizes_of_c() -> None:
-    """A field too many or too few in Python would shift all that stand behind it."""
-    assert ctypes.sizeof(Binary) == 4 * 8 + 3 * 8 + 16 + 3 * 8
-    assert ctypes.sizeof(Window) == 18 * 8 + 8
-    assert ctypes.sizeof(kernels.Weight) == 3 * 8 + 3 * 8 + 8
+RECORDS: dict[str, type[ctypes.Structure]] = {
+    "pb_binary": Binary, "pb_window": Window, "pb_weight": kernels.Weight,
+    "pb_quantizer": fused._Quantizer,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_lies_in_memory_as_c_has_it(name: str) -> None:
+    fields = declared_in_c(name)
+    assert [field[0] for field in RECORDS[name]._fields_] == fields
+    assert agrees(LIBRARY, name, RECORDS[name])
+    rest = {"_fields_": RECORDS[name]._fields_[1:]}  # a field too few shifts those behind it
+    assert not agrees(LIBRARY, name, type("Rest", (ctypes.Structure,), rest))
+    assert LIBRARY.pb_layout(name.encode(), b"nothing") == -1
+
+
+def declared_in_c(name: str) -> list[str]:
+    """The fields of a structure in the header, in order."""
+    header = (Path(__file__).parents[1] / "csrc" / "proxbit.h").read_text()
+    body = next(part for part in header.split("typedef struct {") if f"}} {name};" in part)
+    code = re.sub(r"/\*.*?\*/", "", body.split("}")[0], flags=re.DOTALL)
+    names = [line.rsplit(" ", 1 + line.count(","))[1:] for line in code.split(";") if line.strip()]
+    return [name.strip(" ,*") for line in names for name in line]

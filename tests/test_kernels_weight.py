@@ -1,11 +1,8 @@
 """Kernels with binary weights and float inputs, against sums in float64."""
 
-import ctypes
-import os
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-import proxbit
+from proxbit.kernels.inference import Weight, Window, library
 
-BUILT = Path(proxbit.__file__).parent / "engine" / "libproxbit.so"
-PATH = Path(os.environ.get("PROXBIT_LIBRARY", BUILT))
-if not PATH.exists():
+LIBRARY = library()
+if LIBRARY is None:
     pytest.skip("the kernels are not built: pip install -e .", allow_module_level=True)
-LIBRARY = ctypes.CDLL(str(PATH))
 
 OK, EXACT, INPUT8 = 0, 0, 1
 ACTIVATIONS = [lambda y: y, functional.relu, functional.gelu, functional.hardtanh]
@@ -34,26 +29,6 @@ KERNEL = ["kernel_h", "kernel_w", "step_h", "step_w", "dilation_h", "dilation_w"
 PADS = ["pad_top", "pad_bottom", "pad_left", "pad_right"]
 
 
-class Weight(ctypes.Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("outputs", "inputs", "groups")),
-        *((name, c_void_p) for name in ("weights", "scale", "bias")),
-        *((name, c_int32) for name in ("activation", "precision")),
-    )
-
-
-class Window(ctypes.Structure):
-    _fields_ = (
-        *((name, c_int64) for name in (*IMAGE, *STRIDES, *KERNEL, *PADS)),
-        ("pad_bit", c_int32),
-    )
-
-
-LIBRARY.pb_weight_bytes.restype = c_size_t
-LIBRARY.pb_weight_bytes.argtypes = [c_int64, c_int64]
-LIBRARY.pb_make_weights.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
-LIBRARY.pb_weight_linear.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int]
-LIBRARY.pb_weight_conv.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int]
 ISAS = [name for name in (b"portable", b"avx2") if LIBRARY.pb_use_isa(name) == OK]
 
 
@@ -81,8 +56,8 @@ class Layer:
         for signs, packed in zip(self.signs, self.packed.reshape(groups, size), strict=True):
             bits = np.packbits(signs > 0, axis=-1, bitorder="little")
             assert LIBRARY.pb_make_weights(address(bits), outputs, inputs, address(packed)) == OK
-        arrays = [address(array) for array in (self.packed, self.scale, self.bias)]
-        self.record = Weight(outputs, inputs, groups, *arrays, **options)
+        arrays = [(address(array), array.size) for array in (self.packed, self.scale, self.bias)]
+        self.record = Weight(outputs, inputs, groups, *sum(arrays, ()), **options)
 
     def linear(self, x: Array, threads: int = 1) -> Array:
         """The kernel; x lies among NaNs, and the output among sevens, which must stay."""
@@ -91,8 +66,9 @@ class Layer:
         around = np.full((rows + 2, columns + 3), np.nan, np.float32)
         around[1:-1, 2:-1] = x
         out = np.full((rows + 2, groups * outputs), 7.0, np.float32)
-        ends = address(around[1:-1, 2:]), columns + 3, rows, address(out[1:])
-        assert LIBRARY.pb_weight_linear(byref(self.record), *ends, threads) == OK
+        ends = address(around[1:-1, 2:]), columns + 3, rows, columns, address(out[1:])
+        size = rows * groups * outputs
+        assert LIBRARY.pb_weight_linear(byref(self.record), *ends, size, threads) == OK
         assert (out[[0, -1]] == 7).all()
         return out[1:-1]
 
@@ -175,7 +151,7 @@ def same_bits(a: Array, b: Array) -> bool:
 def test_exact_sums_are_those_of_float64(case: Case, bias: bool) -> None:
     layer, x = case.layer(), case.x()
     if not bias:
-        layer.bias[:], layer.record.bias = 0, None
+        layer.bias[:], layer.record.bias, layer.record.biases = 0, None, 0
     expected = layer.scaled(layer.sums(x))
     norms = np.linalg.norm(x.astype(np.float64).reshape(-1, case.inputs), axis=1)
     room = 1e-5 * np.repeat(norms, case.outputs).reshape(expected.shape) * layer.scale
@@ -305,8 +281,19 @@ def laid_out(window: Window, x: Array, order: str) -> Array:
     return held
 
 
+def out_size(layer: Layer, window: Window) -> int:
+    """Floats of the output."""
+    groups, outputs, _ = layer.shape
+    high = window.height + window.pad_top + window.pad_bottom
+    wide = window.width + window.pad_left + window.pad_right
+    rows = (high - window.dilation_h * (window.kernel_h - 1) - 1) // window.step_h + 1
+    columns = (wide - window.dilation_w * (window.kernel_w - 1) - 1) // window.step_w + 1
+    return int(window.batch * rows * columns * groups * outputs)
+
+
 def conv(layer: Layer, window: Window, x: Array, out: Array, threads: int = 1) -> int:
     ends = address(x), address(out)
+    window.in_size, window.out_size = x.size, out_size(layer, window)
     return LIBRARY.pb_weight_conv(byref(layer.record), byref(window), *ends, threads)
 
 

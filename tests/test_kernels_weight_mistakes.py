@@ -5,7 +5,7 @@ from ctypes import byref
 import numpy as np
 import pytest
 
-from proxbit.engine.kernels import Weight, Window, library
+from proxbit.kernels.inference import Weight, Window, library
 
 LIBRARY = library()
 if LIBRARY is None:
@@ -18,18 +18,21 @@ STRIDES = ["stride_n", "stride_c", "stride_h", "stride_w"]
 KERNEL = ["kernel_h", "kernel_w", "step_h", "step_w", "dilation_h", "dilation_w"]
 PADS = ["pad_top", "pad_bottom", "pad_left", "pad_right"]
 
-PACKED = np.zeros(LIBRARY.pb_weight_bytes(3, 18), np.uint8)
+PACKED = {inputs: np.zeros(LIBRARY.pb_weight_bytes(3, inputs), np.uint8) for inputs in (5, 18)}
 SCALE = np.ones(3, np.float32)
 
 
 def layer(inputs: int) -> Weight:
     """Three outputs, every weight -1."""
-    return Weight(3, inputs, 1, PACKED.ctypes.data, SCALE.ctypes.data)
+    packed = PACKED[inputs]
+    return Weight(3, inputs, 1, packed.ctypes.data, packed.size, SCALE.ctypes.data, 3)
 
 
 def window(batch: int) -> Window:
     """Images of 4 x 4 with 2 channels, channels last, under a kernel of 3 x 3."""
-    return Window(batch, 2, 4, 4, 32, 1, 8, 2, 3, 3, 1, 1, 1, 1)
+    return Window(
+        batch, 2, 4, 4, 32, 1, 8, 2, 3, 3, 1, 1, 1, 1, in_size=32 * batch, out_size=12 * batch
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,13 +40,18 @@ def window(batch: int) -> Window:
     [
         *((name, value) for name in SIZES for value in (0, -1, 2**60)),
         *(("weights", None), ("scale", None)),
+        *(
+            (name, value)
+            for name in ("weight_bytes", "scales", "biases")
+            for value in (-1, 2, 2**60)
+        ),
         *(("activation", 4), ("activation", -1), ("precision", 2), ("precision", -1)),
     ],
 )
 def test_a_bad_layer_is_refused(name: str, value: int | None) -> None:
     record, data = layer(5), np.full(10, 7.0, np.float32)
     setattr(record, name, value)
-    ends = data.ctypes.data, 5, 2, data.ctypes.data, 1
+    ends = data.ctypes.data, 5, 2, 5, data.ctypes.data, 6, 1
     assert LIBRARY.pb_weight_linear(byref(record), *ends) == BAD_ARGUMENT
     assert LIBRARY.pb_weight_linear(None, *ends) == BAD_ARGUMENT
     assert (data == 7).all()
@@ -51,11 +59,14 @@ def test_a_bad_layer_is_refused(name: str, value: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(0, None), (1, -5), (1, 2**61), (2, -2), (2, 2**61), (3, None), (4, 0), (4, -1)],
+    [
+        *((0, None), (1, -5), (1, 2**61), (2, -2), (2, 2**61), (3, 4), (3, 6), (4, None), (5, 5)),
+        *((5, 7), (6, 0), (6, -1)),
+    ],
 )
 def test_bad_rows_are_refused(place: int, value: int | None) -> None:
     data = np.full(10, 7.0, np.float32)
-    ends: list[int | None] = [data.ctypes.data, 5, 2, data.ctypes.data, 1]
+    ends: list[int | None] = [data.ctypes.data, 5, 2, 5, data.ctypes.data, 6, 1]
     ends[place] = value
     assert LIBRARY.pb_weight_linear(byref(layer(5)), *ends) == BAD_ARGUMENT
     assert (data == 7).all()
@@ -68,6 +79,7 @@ def test_bad_rows_are_refused(place: int, value: int | None) -> None:
         *((name, 2**62) for name in (*IMAGE, *KERNEL, *PADS)),
         *((name, 0) for name in (*IMAGE[1:], *KERNEL)),
         *(("kernel_h", 5), ("kernel_w", 5), ("dilation_h", 2), ("channels", 3), ("height", 2)),
+        *(("in_size", 31), ("in_size", -1), ("stride_w", 3), ("out_size", 11), ("out_size", 13)),
     ],
 )
 def test_a_bad_window_is_refused(name: str, value: int) -> None:
@@ -82,7 +94,7 @@ def test_a_bad_window_is_refused(name: str, value: int) -> None:
 
 def test_nothing_to_do_is_done() -> None:
     record = layer(18)
-    assert LIBRARY.pb_weight_linear(byref(record), None, 18, 0, None, 1) == OK
+    assert LIBRARY.pb_weight_linear(byref(record), None, 18, 0, 18, None, 0, 1) == OK
     assert LIBRARY.pb_weight_conv(byref(record), byref(window(0)), None, None, 1) == OK
 
 

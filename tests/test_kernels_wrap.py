@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import proxbit as pb
-from proxbit import fused
+from proxbit.kernels import training as fused
 from proxbit.nn import WrapAccumulator, cyclic, wrap
 from proxbit.nn.accumulators import turns
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from proxbit import maps, prox
+from proxbit.core import maps, prox
 from proxbit.nn import cyclic, wrap
 
 Formula = Callable[[np.ndarray, float], np.ndarray]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
 from proxbit.models import (
     build,
     cifar_resnet,
@@ -24,6 +23,7 @@ from proxbit.models.building import OURS, RESNETS
 from proxbit.models.from_timm import _window
 from proxbit.models.mini import MINIS
 from proxbit.models.vit import patch_for
+from proxbit.util.compat import allow_torchvision
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning:timm.*"),

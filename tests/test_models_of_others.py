@@ -1,6 +1,5 @@
 """Models that others wrote: binarize, train, probe, harden and restore without touching them."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
+from proxbit.binarization.relu import never_negative
+from proxbit.util.compat import allow_torchvision
+from proxbit.util.tracing import trace
 
 pytestmark = [
     pytest.mark.slow,  # importing timm alone takes seconds
@@ -225,18 +226,22 @@ def assert_choices(report: Any, case: Case, task: str) -> None:
 @pytest.mark.parametrize(
     "name", ["timm resnet50", "torch encoder, relu", "torchvision-like resnet"]
 )
-def test_constant_inputs_are_those_that_were_warned_of(name: str) -> None:
+def test_kept_relus_make_the_inputs_constant_that_are_noted_and_by_default_none_is(
+    name: str,
+) -> None:
     case = CASES[name]
     model, example = case.build().eval(), case.example()
-    with pytest.warns(pb.SettingsWarning, match="never negative"):
-        report = pb.binarize(model, "bnn", "BWA")
-    noted = {name for note in report.notes for name in re.findall(r"'([^']+)'", note)}
+    layers = [line.name for line in pb.binarize(model, "bnn", "BWA", relu="keep").binary]
     probe = pb.probe(model, example)
+    pb.restore(model)
+    graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
+    known = {hit.layer for hit in never_negative(model, layers, graph)}
     assert not probe.unused
     assert probe.constant
-    assert {re.sub(r"\b\d+\b", "*", layer) for layer in probe.constant} <= {
-        re.sub(r"\b\d+\b", "*", layer) for layer in noted
-    }
+    assert set(probe.constant) <= known
+    report = pb.binarize(model, "bnn", "BWA")
+    assert report.notes[0].startswith("replaced by Identity: ")
+    assert pb.probe(model, example).ok
 
 
 def test_a_padding_mask_still_hides_the_padding() -> None:

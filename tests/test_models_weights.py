@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import proxbit as pb
-from proxbit.compat import allow_torchvision
 from proxbit.models import build, load_weights
-from proxbit.models.files import read_weights
-from proxbit.models.fitting import misfit
+from proxbit.models.weight_files import read_weights
+from proxbit.models.weight_fitting import misfit
+from proxbit.util.compat import allow_torchvision
 
 safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors")
 pytestmark = pytest.mark.filterwarnings(

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import proxbit as pb
-from proxbit.engine import kernels
-from proxbit.engine.forms import EXACT, Form, Kernel, lay_out
-from proxbit.engine.layers import PackedConv2d
+from proxbit.engine.forms import EXACT, Kernel, PackedForm, lay_out
+from proxbit.engine.packed_layers import PackedConv2d
+from proxbit.kernels import inference as kernels
 
 
 def network(task):
@@ -136,7 +136,7 @@ def test_thresholds_that_do_not_fit_the_groups_of_a_layer_are_refused(length):
 def test_a_kernel_refuses_tensors_behind_whose_end_it_would_read(part):
     if kernels.library() is None:
         pytest.skip("the kernels are not built here")
-    form = Form(4, 16, 2, binary=True)
+    form = PackedForm(4, 16, 2, binary=True)
     laid = lay_out(torch.zeros(8, 2, dtype=torch.uint8), form)
     whole = {
         "panels": laid, "scales": torch.ones(8), "biases": torch.zeros(8),
@@ -158,7 +158,7 @@ def test_a_kernel_refuses_tensors_behind_whose_end_it_would_read(part):
 THREADS = """
 import resource
 import numpy as np
-from proxbit.engine import kernels
+from proxbit.kernels import inference as kernels
 
 lib = kernels.library()
 lib.pb_use_team(None)  # threads of our own, not torch's

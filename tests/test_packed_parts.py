@@ -16,16 +16,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 import proxbit as pb
-from proxbit.cli import app
-from proxbit.compat import allow_torchvision
+from proxbit.cli.root import app
 from proxbit.data import fashion_mnist
-from proxbit.data.folder import Files, FolderSet
-from proxbit.deploy.files import float_network, inspect_file, packed_network
-from proxbit.deploy.images import InputForm, read_image
+from proxbit.data.image_folder import Files, FolderSet
+from proxbit.deploy.image_inputs import InputForm, read_image
+from proxbit.deploy.packed_networks import float_network, inspect_file, packed_network
 from proxbit.deploy.runs import compare, input_of
 from proxbit.deploy.speed import Speed, Timing
-from proxbit.engine.file import read
 from proxbit.engine.timing import race
+from proxbit.packfile.file import read
+from proxbit.util.compat import allow_torchvision
 
 # Files
 
@@ -100,7 +100,7 @@ def test_images_of_folders_are_seen_as_in_the_test_of_a_run(tmp_path_factory, wi
     image = pytest.importorskip("PIL.Image")
     allow_torchvision()
     pytest.importorskip("timm")
-    from proxbit.data.pictures import plain_transform
+    from proxbit.data.decoding import plain_transform
 
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3)).astype("u1")
     path = tmp_path_factory.mktemp("images") / "x.png"

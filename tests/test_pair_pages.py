@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import proxbit as pb
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.theory import galleries, lines, pictures
 
 pytest.importorskip("matplotlib")

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
-from proxbit import fused, maps
-from proxbit.engine.kernels import library
+from proxbit.core import maps
 from proxbit.engine.packed import packed_layers
+from proxbit.kernels import training as fused
+from proxbit.kernels.inference import library
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="the kernels are not built")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import proxbit as pb
-from proxbit import maps
-from proxbit.methods import METHODS, Method
-from proxbit.pairs import sharpened
+from proxbit.core import maps
+from proxbit.core.methods import METHODS, Method
+from proxbit.core.pairs import sharpened
 from proxbit.theory import check, recover, repair
 
 

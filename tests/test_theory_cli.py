@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import proxbit as pb
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.theory import check
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,7 @@ def mistake(*words):
     return result.stderr
 
 
-HEAD = "import torch\nfrom proxbit import Pair, maps\n"
+HEAD = "import torch\nfrom proxbit import Pair; from proxbit.core import maps\n"
 FILES = {
     "good": "mine = Pair(lambda w, s: torch.tanh(s * w), lambda w, s: s / torch.cosh(s * w) ** 2)",
     "bad": "mine = Pair(maps.sign, lambda w, s: torch.exp(-w * w))",

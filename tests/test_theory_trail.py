@@ -56,7 +56,7 @@ def _sgd(model, **more):
 REFUSED = {
     "adam": ("bnn++", RAW, lambda m: torch.optim.Adam(m.parameters()), "this is Adam"),
     "momentum": ("bnn++", RAW, partial(_sgd, momentum=0.9), "SGD with momentum=0.9"),
-    "decay": ("bnn++", RAW, partial(_sgd, weight_decay=1e-4), "SGD with weight_decay=0.0001"),
+    "lr_schedule": ("bnn++", RAW, partial(_sgd, weight_decay=1e-4), "SGD with weight_decay=0.0001"),
     "maximize": ("bnn++", RAW, partial(_sgd, maximize=True), "SGD with maximize=True"),
     "scale": ("bnn++", {"scale": "channel"}, _sgd, "the scale 'mean per channel' and the unit"),
     "unit": ("pc", {"scale": "none", "unit": "current"}, _sgd, "the unit 'current'"),

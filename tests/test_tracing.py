@@ -1,5 +1,6 @@
 """Tracing leaves nothing behind and disturbs nobody: loads beside forwards."""
 
+import copy
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import proxbit as pb
-from proxbit.tracing import trace
+from proxbit.util.tracing import trace
 
 
 class Token(nn.Module):
@@ -61,6 +62,7 @@ def test_what_asks_for_numbers_cannot_be_traced():
 def test_packing_and_loading_disturb_no_forward_of_another_thread(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), nn.Hardtanh(), nn.Linear(32, 32), nn.Linear(32, 4))
+    skeleton = copy.deepcopy(net)
     pb.binarize(net, "bnn", "BWA")
     hard, x = pb.harden(net).eval(), torch.randn(4, 16)
     pb.save(pb.pack(hard), tmp_path / "net.safetensors")
@@ -85,7 +87,7 @@ def test_packing_and_loading_disturb_no_forward_of_another_thread(tmp_path):
         server.start()
     for _ in range(10):
         pb.pack(hard)
-        pb.load(tmp_path / "net.safetensors", net)
+        pb.load(tmp_path / "net.safetensors", skeleton)
     over.set()
     for server in servers:
         server.join()

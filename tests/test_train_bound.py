@@ -16,15 +16,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from proxbit.cli import app
-from proxbit.experiments.trials import open_trial
+from proxbit.cli.root import app
+from proxbit.experiments.selection.trials import open_trial
 from proxbit.train import Config, evaluate, fit, open_run, resume_run
 from proxbit.train.binding import changes, require_same
 from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
-from proxbit.train.folder import RunFolder
-from proxbit.train.plain import read_json
+from proxbit.train.divergence import Interrupted
 from proxbit.train.records import read_records
-from proxbit.train.trouble import Interrupted
+from proxbit.train.run_folder import RunFolder
+from proxbit.util.schema import read_json
 from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
@@ -44,8 +44,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     labels, images = np.arange(32) % 2, noise.integers(0, 256, (32, 8, 8, 3)).astype("u1")
     np.savez(place / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     return Config(
-        model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", epochs=3, batch=16, frozen=0.25,
-        recalibrate=1, cpu=True,
+        model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", epochs=3, batch_size=16,
+        frozen=0.25, recalibrate=1, cpu=True,
     )  # fmt: skip
 
 
@@ -184,10 +184,11 @@ def edit(out: Path, **values: Any) -> None:
 
 
 OTHER: dict[str, Any] = {
-    "seed": 1, "batch": 8, "rate": 0.5, "epochs": 9, "frozen": 0.5, "method": "bc", "limit": 1,
+    "seed": 1, "batch_size": 8, "lr": 0.5, "epochs": 9, "frozen": 0.5, "method": "bc",
+    "max_steps_per_epoch": 1,
     "task": "BWA", "augment": "none", "strength": "1:4:log", "ema": 0.5, "data": "npz:/x/k.npz",
-    "weights": "w.safetensors", "precision": "bf16", "optimizer": "sgd", "hold_back": 0.5,
-    "normalize": "imagenet", "settings": "paper", "smoothing": 0.1,
+    "weights": "w.safetensors", "precision": "bf16", "optimizer": "sgd", "val_split": 0.5,
+    "normalize": "imagenet", "settings": "paper", "label_smoothing": 0.1,
 }  # fmt: skip
 
 
@@ -224,7 +225,7 @@ def test_every_option_is_bound_or_told(config):
 
 def test_a_changed_configuration_is_taken_on_purpose(run):
     out = run("second epoch")
-    edit(out, epochs=4, smoothing=0.1)
+    edit(out, epochs=4, label_smoothing=0.1)
     assert "epochs 4, which was 3" in refusal("train", "--resume", out)
     resume_run(out, accept_changes=True).close()
     assert evaluate(out)["n"] == 32
@@ -309,7 +310,7 @@ def test_no_changed_bit_of_a_configuration_goes_unnoticed(run):
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_a_stop_is_seen_with_one_step_per_epoch(config, tmp_path, step):
-    options = replace(config, limit=1, epochs=5)
+    options = replace(config, max_steps_per_epoch=1, epochs=5)
     list(fit(options, tmp_path / "whole"))
     out = stop_at(options, tmp_path / "run", step)
     assert len(read_records(out / METRICS)) == step and not (out / "result.json").exists()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, safe_open, save
 from typer.testing import CliRunner
 
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.train import Config, fit, resume_run
 from proxbit.train import checkpoint as files
 from proxbit.train.checkpoint import load_checkpoint, save_checkpoint, write_atomically
@@ -43,7 +43,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     labels, images = np.arange(32) % 2, random.integers(0, 256, (32, 8, 8, 3)).astype("u1")
     np.savez(place / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     return Config(
-        model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", epochs=2, batch=8, frozen=0.25,
+        model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", epochs=2, batch_size=8, frozen=0.25,
         recalibrate=1, ema=0.5, cpu=True,
     )  # fmt: skip
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import proxbit
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.train import Config, Record, evaluate, open_run
 from proxbit.train.config import read_config
-from proxbit.train.trouble import Interrupted
+from proxbit.train.divergence import Interrupted
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = """
@@ -30,7 +30,7 @@ def net(classes, channels):
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes),
     )
 """
-SHORT = ["--epochs=3", "--batch=16", "--frozen=0.3", "--recalibrate=2", "--cpu"]
+SHORT = ["--epochs=3", "--batch-size=16", "--frozen=0.3", "--recalibrate=2", "--cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def run(place: Path) -> tuple[Path, str]:
 def test_the_configuration_of_a_run_is_complete_and_resolved(place, run):
     kept = json.loads((run[0] / "config.json").read_text())
     assert kept.keys() == {each.name for each in fields(Config)}
-    given = {"epochs": 3, "batch": 16, "frozen": 0.3, "recalibrate": 2, "cpu": True, "seed": 0}
+    given = {"epochs": 3, "batch_size": 16, "frozen": 0.3, "recalibrate": 2, "cpu": True, "seed": 0}
     assert given.items() <= kept.items()
-    resolved = ("pipeline", "augment", "optimizer", "rate", "weight_decay", "relu", "distill")
+    resolved = ("pipeline", "augment", "optimizer", "lr", "weight_decay", "relu", "distill")
     assert all(kept[name] is not None for name in resolved)
     assert asdict(read_config(run[0] / "config.json")) == kept
 
@@ -144,7 +144,12 @@ def test_resume_continues_on_the_command_line(place, run, tmp_path):
         list(trainer)
     row = said("show", str(tmp_path / "b")).output.splitlines()[-1].split()
     assert row[6] == "1/3" and row[-1] == "open"
-    same = ["--batch", "16", "--method", "bnn++"]  # options that are those of the run may be given
+    same = [
+        "--batch-size",
+        "16",
+        "--method",
+        "bnn++",
+    ]  # options that are those of the run may be given
     printed = said("train", "--resume", str(tmp_path / "b"), *same).output
     assert "   2/3  " in printed and "   1/3  " not in printed
     assert_same_run(run[0], tmp_path / "b")
@@ -152,7 +157,7 @@ def test_resume_continues_on_the_command_line(place, run, tmp_path):
 
 def test_runs_get_the_next_free_folder(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    quick = ["--epochs=1", "--limit=1"]
+    quick = ["--epochs=1", "--max-steps-per-epoch=1"]
     for number in (1, 2):
         assert f"run in runs/{number}:" in said("train", *options(place), *quick).output
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["1", "2"]
@@ -164,10 +169,10 @@ def test_quiet_prints_the_same_lines(place, run, tmp_path):
     assert len(loud) == len(quiet) and loud[1:3] == quiet[1:3]
 
 
-@pytest.mark.filterwarnings("always::proxbit.advice.SettingsWarning")
+@pytest.mark.filterwarnings("always::proxbit.SettingsWarning")
 def test_advice_is_a_sentence(place, tmp_path):
     """Not a file and a line of ours."""
-    paper = ["--method=pq", "--settings=paper", "--epochs=8", "--limit=1"]
+    paper = ["--method=pq", "--settings=paper", "--epochs=8", "--max-steps-per-epoch=1"]
     result = said("train", *options(place), *paper, "--out", str(tmp_path / "p"))
     (note,) = result.stderr.strip().splitlines()
     assert note.startswith("note: PQ: a threshold of 0.01 and more at every step pins")
@@ -245,7 +250,7 @@ def test_tensorboard_gets_every_curve(place, tmp_path):
 
 def test_divergence_ends_with_status_4_and_keeps_the_last_checkpoint(place, tmp_path):
     out = tmp_path / "d"
-    wild = ["--method=fp", "--rate=1e30", "--warmup=0", "--out", str(out)]
+    wild = ["--method=fp", "--lr=1e30", "--warmup=0", "--out", str(out)]
     result = said("train", *options(place), *wild, status=4)
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("proxbit: the loss became ") and " at step 1, where " in line

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from proxbit.models import build
 from proxbit.train.config import Config
+from proxbit.train.distributed import Team
 from proxbit.train.fitting import evaluate, load_network, open_run, resume_run
 from proxbit.train.records import read_records
-from proxbit.train.team import Team
 from proxbit.train.trainer import Trainer
 
 WORKER = Path(__file__).parent / "workers" / "team.py"
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, dict[str, Any]]:
     """The same runs in this process, and some that the team will continue."""
-    whole = {name: values | {"accumulate": 1} for name, values in worker.RUNS.items()}
+    whole = {name: values | {"grad_accum_steps": 1} for name, values in worker.RUNS.items()}
     seen = {name: finish(open_run(options(folder, **values))) for name, values in whole.items()}
     for kind, step in zip(KINDS, reversed(STOPS.values()), strict=True):
         stopped = open_run(options(folder, **worker.RUNS["sharpened"]), folder / "one" / kind)

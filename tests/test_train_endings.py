@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, safe_open
 from torch import Tensor
 
-from proxbit.methods import METHODS
+from proxbit.core.methods import METHODS
 from proxbit.train import Config, Record, evaluate, fit, load_network, open_run
-from proxbit.train.rates import rate_at
+from proxbit.train.divergence import Diverged
+from proxbit.train.lr_schedules import rate_at
 from proxbit.train.records import read_records
 from proxbit.train.trainer import Trainer
-from proxbit.train.trouble import Diverged
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = """
@@ -88,7 +88,7 @@ def loud(classes, channels):
     return layers
 """
 BINARY = ("3.weight", "8.weight")  # of net: the first convolution and the classifier stay float
-SHORT = {"epochs": 2, "batch": 16, "frozen": 0.25, "recalibrate": 2, "cpu": True}
+SHORT = {"epochs": 2, "batch_size": 16, "frozen": 0.25, "recalibrate": 2, "cpu": True}
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_signs_and_scales_stay_while_the_rest_trains_on(place):
 
 def test_the_best_network_is_that_of_the_best_hard_epoch(place, tmp_path):
     out = tmp_path / "run"
-    records = list(fit(config(place, epochs=6, rate=0.03), out))
+    records = list(fit(config(place, epochs=6, lr=0.03), out))
     best = max(record.hard for record in records)
     first = next(record for record in records if record.hard == best)
     with safe_open(out / "model.safetensors", "pt") as file:
@@ -248,7 +248,6 @@ def test_the_start_of_a_fine_tuned_run_is_the_end_of_the_float_one(place, tmp_pa
     assert result["float"] == evaluate(tmp_path / "float")["hard"]
     assert trainer.config.pipeline == "fine-tune"
     assert result["gap"] == result["soft"] - result["hard"]
-    assert result["bytes_packed"] < result["bytes_float"]
 
 
 def test_without_a_frozen_phase_soft_and_hard_are_those_of_the_last_epoch(place, tmp_path):
@@ -258,14 +257,14 @@ def test_without_a_frozen_phase_soft_and_hard_are_those_of_the_last_epoch(place,
 
 
 def test_strength_and_rate_follow_their_formulas(place):
-    options = config(place, strength="2:6", sharp=0, frozen=0.25, epochs=4, warmup=0.25, rate=0.01)
+    options = config(place, strength="2:6", sharp=0, frozen=0.25, epochs=4, warmup=0.25, lr=0.01)
     steps, soft_steps = 16, 12
     for record in fit(options):
         progress = min(record.step / (soft_steps - 1), 1)
         assert record.strength == pytest.approx(2 + 4 * progress)
         done = (record.step - 1 - 4) / (steps - 4)  # 4 steps of warming up
         wanted = 0.01 * (1 + math.cos(math.pi * done)) / 2 if done >= 0 else 0.01
-        assert record.rate == pytest.approx(wanted)
+        assert record.lr == pytest.approx(wanted)
 
 
 @given(
@@ -284,7 +283,7 @@ def test_the_rate_rises_and_then_falls(steps, warmup, decay):
 
 def test_flips_are_the_signs_that_changed(place):
     """Counted by hand for BC, whose sign is that of the latent weight."""
-    trainer = open_run(config(place, method="bc", frozen=0.0, rate=0.02, epochs=3))
+    trainer = open_run(config(place, method="bc", frozen=0.0, lr=0.02, epochs=3))
     signs = [_signs(trainer.core)]
     for record in trainer:
         signs.append(_signs(trainer.core))
@@ -303,10 +302,10 @@ def _signs(model: Any) -> Tensor:
 @pytest.mark.parametrize("method", ["fp", "bnn++", "bc"])
 def test_a_batch_in_parts_is_the_same_batch(place, method):
     """Exactly so for networks whose images do not see each other."""
-    options = {"optimizer": "sgd", "rate": 0.02, "weight_decay": 0.0, "method": method}
+    options = {"optimizer": "sgd", "lr": 0.02, "weight_decay": 0.0, "method": method}
     whole = finished(config(place, "plain", **options))
     for accumulate in (2, 3, 16):
-        parts = finished(config(place, "plain", accumulate=accumulate, **options))
+        parts = finished(config(place, "plain", grad_accum_steps=accumulate, **options))
         for name, value in whole.core.state_dict().items():
             torch.testing.assert_close(parts.core.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
@@ -342,7 +341,7 @@ def test_the_average_of_a_frozen_network_stays_hard(place, tmp_path):
 
 def test_held_back_images_choose_and_test_images_do_not(place, tmp_path):
     """With other test images, everything but their own accuracy stays the same."""
-    options, runs = config(place, hold_back=0.25, epochs=4), []
+    options, runs = config(place, val_split=0.25, epochs=4), []
     for seed in (1, 2):
         data = tmp_path / f"{seed}.npz"
         save_images(data, seed)
@@ -363,8 +362,8 @@ def test_held_back_images_choose_and_test_images_do_not(place, tmp_path):
 
 
 def test_a_loss_that_explodes_stops_the_run_before_the_step(place, tmp_path):
-    trainer = open_run(config(place, rate=1e30, warmup=0.0, method="fp"), tmp_path / "run")
-    with pytest.raises(Diverged, match=r"the loss became .* at step 1, where .*--rate"):
+    trainer = open_run(config(place, lr=1e30, warmup=0.0, method="fp"), tmp_path / "run")
+    with pytest.raises(Diverged, match=r"the loss became .* at step 1, where .*--lr"):
         list(trainer)
     last = load_file(tmp_path / "run" / "last.safetensors")
     assert all(bool(torch.isfinite(t).all()) for t in last.values())
@@ -390,7 +389,7 @@ def test_a_network_that_cannot_be_looked_into_is_refused_all_the_same(place):
 @pytest.mark.parametrize("limit", [1, 4])
 def test_a_network_that_broke_is_never_saved(place, tmp_path, limit):
     """A finite loss whose gradient is not: the step breaks the weights, and no checkpoint does."""
-    trainer = open_run(config(place, "poison", limit=limit), tmp_path / "run")
+    trainer = open_run(config(place, "poison", max_steps_per_epoch=limit), tmp_path / "run")
     with pytest.raises(Diverged, match=r"0\.weight (is not|was no longer) finite"):
         list(trainer)
     last = load_file(tmp_path / "run" / "last.safetensors")

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.train.checkpoint import load_checkpoint
 from proxbit.train.fitting import resume_run
 from proxbit.train.records import read_records
@@ -34,13 +34,22 @@ def net(classes, channels):
     )
 """
 # Many short epochs: most of the time something is being written.
-OPTIONS = ["--epochs=12", "--limit=2", "--batch=8", "--frozen=0.3", "--recalibrate=1", "--ema=0.5"]
+OPTIONS = [
+    "--epochs=12",
+    "--max-steps-per-epoch=2",
+    "--batch-size=8",
+    "--frozen=0.3",
+    "--recalibrate=1",
+    "--ema=0.5",
+]
 SEEDS, PATIENCE = range(20), 15.0  # on a busy machine seconds end before seeds do
 # Commands of the command line, each in a process of its own; imports are paid once.
 SERVER = """
 import gc, json, os, sys
-from proxbit.cli import app
-import accelerate, torch._dynamo, proxbit.train.display  # imported late otherwise
+from proxbit.cli.root import app
+import accelerate, torch._dynamo, proxbit as pb, proxbit.train.display  # imported late otherwise
+
+pb.binarize(torch.nn.Linear(2, 2), only="*")  # so are kernels of shapes, at their first use
 
 gc.freeze()  # each run collects garbage once: let it not look at all that was imported
 
@@ -145,7 +154,7 @@ def test_a_kill_at_any_moment_loses_nothing(place, server, tmp_path):
         begun = (out / "config.json").exists()
         pid = start(server, again if begun else [*begin, "--out", str(out)], log)
         if seed % 2:
-            time.sleep(moment.uniform(0, 0.4) * duration)
+            time.sleep(moment.uniform(0, 0.8) * duration)  # past the start, which is long
         else:
             wait_until(pid, partial(newer, out, written(out)))
             wait_until(pid, partial(half_written, out))

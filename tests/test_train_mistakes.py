@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.train import Config, fit
 from proxbit.train.config import read_config
 
@@ -94,7 +94,7 @@ def refusal(command: list[str]) -> str:
 
 def train(place: Path, out: Path, *options: str) -> list[str]:
     model, data = f"{place}/net.py:net", f"npz:{place}/good.npz"
-    base = [f"--model={model}", f"--data={data}", "--batch=8", "--epochs=1", "--cpu"]
+    base = [f"--model={model}", f"--data={data}", "--batch-size=8", "--epochs=1", "--cpu"]
     return [
         "train",
         *base,
@@ -132,7 +132,7 @@ MISTAKES = [
     ("--pipeline=fine-tune", ["give --weights"]),
     ("--settings=papers", ["did you mean 'paper'?"]),
     ("--optimizer=adamm", ["unknown optimizer", "did you mean 'adam"]),
-    ("--decay=cos", ["unknown decay 'cos'", "cosine"]),
+    ("--lr-schedule=cos", ["unknown lr_schedule 'cos'", "cosine"]),
     ("--augment=autoaugment", ["unknown augment"]),
     ("--relu=gelu", ["unknown relu 'gelu'"]),
     ("--precision=fp8", ["unknown precision 'fp8'", "bf16"]),
@@ -150,27 +150,27 @@ MISTAKES = [
     ("--only=blocks.*", ["blocks.*"]),
     ("--skip=blocks.*", ["blocks.*"]),
     ("--terms=logits,hiden", ["'hiden'", "did you mean 'hidden'?"]),
-    ("--batch=64", ["batch of 64", "32 training images", "--batch 32"]),
-    ("--batch=0", ["batch", "above 0", "0"]),
-    ("--accumulate=9", ["batch of 8", "9 parts"]),
+    ("--batch-size=64", ["batch of 64", "32 training images", "--batch-size 32"]),
+    ("--batch-size=0", ["batch_size", "above 0", "0"]),
+    ("--grad-accum-steps=9", ["batch of 8", "9 parts"]),
     ("--epochs=0", ["epochs", "above 0", "0"]),
     ("--epochs=-3", ["epochs", "above 0", "-3"]),
-    ("--limit=0", ["limit", "above 0"]),
-    ("--rate=0", ["rate", "above 0"]),
-    ("--rate=nan", ["rate", "nan"]),
-    ("--rate=inf", ["rate", "inf"]),
+    ("--max-steps-per-epoch=0", ["max_steps_per_epoch", "above 0"]),
+    ("--lr=0", ["lr", "above 0"]),
+    ("--lr=nan", ["lr", "nan"]),
+    ("--lr=inf", ["lr", "inf"]),
     ("--clip-norm=-1", ["clip_norm", "-1"]),
     ("--warmup=1", ["warmup", "below 1"]),
     ("--warmup=nan", ["warmup", "nan"]),
     ("--frozen=1.5", ["frozen", "1.5"]),
     ("--ema=1", ["ema", "below 1"]),
     ("--ema=-0.1", ["ema", "-0.1"]),
-    ("--smoothing=nan", ["smoothing", "nan"]),
+    ("--label-smoothing=nan", ["label_smoothing", "nan"]),
     ("--weight-decay=-1", ["weight_decay", "-1"]),
     ("--latent-decay=inf", ["latent_decay", "inf"]),
     ("--penalty=-1", ["penalty", "-1"]),
-    ("--hold-back=0.001", ["0.001", "no image"]),
-    ("--hold-back=1", ["hold_back", "below 1"]),
+    ("--val-split=0.001", ["0.001", "no image"]),
+    ("--val-split=1", ["val_split", "below 1"]),
     ("--workers=-1", ["workers", "-1"]),
     ("--pretrain=-1", ["pretrain", "-1"]),
     ("--seed=-1", ["seed", "-1"]),
@@ -230,7 +230,7 @@ def test_the_call_that_all_these_change_is_a_good_one(place, tmp_path):
 
 def test_what_only_shows_in_training_is_one_sentence_too(place, tmp_path):
     """A batch norm over single images has nothing to average."""
-    command = train(place, tmp_path / "run", "--model=PLACE/net.py:narrow", "--batch=1")
+    command = train(place, tmp_path / "run", "--model=PLACE/net.py:narrow", "--batch-size=1")
     assert "Expected more than 1 value per channel" in refusal(command)
 
 
@@ -270,7 +270,7 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path, command, folder):
     assert content(tmp_path) == {"file": b"mine"}
 
 
-@pytest.mark.parametrize("option", ["--seed=3", "--epochs=9", "--method=bc", "--rate=0.5"])
+@pytest.mark.parametrize("option", ["--seed=3", "--epochs=9", "--method=bc", "--lr=0.5"])
 def test_a_resumed_run_keeps_its_options(run, option):
     before = content(run)
     sentence = refusal(["train", "--resume", str(run), option])
@@ -363,7 +363,7 @@ def test_an_unknown_option_of_a_configuration_has_a_near_match(tmp_path):
     cpu=st.booleans(),
 )
 def test_a_configuration_survives_json(tmp_path_factory, seed, rate, only, cpu):
-    config = Config(seed=seed, rate=rate, only=only, cpu=cpu)
+    config = Config(seed=seed, lr=rate, only=only, cpu=cpu)
     path = tmp_path_factory.getbasetemp() / "config.json"
     path.write_text(config.to_json())
     assert read_config(path) == config
@@ -371,7 +371,7 @@ def test_a_configuration_survives_json(tmp_path_factory, seed, rate, only, cpu):
 
 
 @pytest.mark.parametrize(
-    "options", [{"epochs": "3"}, {"rate": "fast"}, {"model": 5}, {"cpu": 1}, {"epochs": 2.5}]
+    "options", [{"epochs": "3"}, {"lr": "fast"}, {"model": 5}, {"cpu": 1}, {"epochs": 2.5}]
 )
 def test_a_wrong_type_is_refused_by_the_function_too(options: dict[str, Any]):
     ((name, value),) = options.items()

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import safe_open
 
-from proxbit.compat import allow_torchvision
-from proxbit.methods import METHODS
+from proxbit.core.methods import METHODS
 from proxbit.train import Config, fit, open_run, resume_run
+from proxbit.train.divergence import Interrupted
 from proxbit.train.trainer import Trainer
-from proxbit.train.trouble import Interrupted
+from proxbit.util.compat import allow_torchvision
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 NET = """
@@ -30,7 +30,7 @@ def net(classes, channels):
     )
 """
 # 2 epochs of 4 steps; the network is made hard after the 6th.
-SHORT = {"epochs": 2, "batch": 16, "frozen": 0.25, "recalibrate": 2, "cpu": True}
+SHORT = {"epochs": 2, "batch_size": 16, "frozen": 0.25, "recalibrate": 2, "cpu": True}
 HARDENED_AT = 6
 
 
@@ -116,10 +116,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "average, float": {"ema": 0.7, "method": "fp"},
     "inputs": {"task": "BWA", "method": "react"},
     "accumulators": {"task": "BWAA", "bits": 6, "penalty": 0.1},
-    "momentum": {"optimizer": "sgd", "rate": 0.05, "weight_decay": 0.01, "latent_decay": 0.01},
-    "parts": {"accumulate": 2, "clip_norm": 0.5, "smoothing": 0.1, "optimizer": "adamw"},
-    "held back": {"hold_back": 0.25, "batch": 12, "augment": "none"},
-    "never hard": {"frozen": 0.0, "decay": "linear", "warmup": 0.5},
+    "momentum": {"optimizer": "sgd", "lr": 0.05, "weight_decay": 0.01, "latent_decay": 0.01},
+    "parts": {
+        "grad_accum_steps": 2,
+        "clip_norm": 0.5,
+        "label_smoothing": 0.1,
+        "optimizer": "adamw",
+    },
+    "held back": {"val_split": 0.25, "batch_size": 12, "augment": "none"},
+    "never hard": {"frozen": 0.0, "lr_schedule": "linear", "warmup": 0.5},
     "always hard": {"frozen": 0.9, "sharp": 0.0},
     "sharp": {"sharp": 0.4},
     "lower precision": {"precision": "bf16"},

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from proxbit.compat import allow_torchvision
-from proxbit.convert import binary_weights, named_quantizers, quantizers
-from proxbit.methods import METHODS, find_method
+from proxbit.binarization.conversion import binary_weights, named_quantizers, quantizers
+from proxbit.core.methods import METHODS, find_method
+from proxbit.core.schedules import Constant
 from proxbit.models import build
-from proxbit.schedules import Constant
 from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
 from proxbit.train.replica import quantizer_states
 from proxbit.train.settings import parse_strength, settled
 from proxbit.train.setup import Job, prepare, resolve
+from proxbit.util.compat import allow_torchvision
 
 NETS = """
 from torch import nn
@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(place: Path, net: str = "plain", **values: object) -> Job:
     model, data = f"{place}/nets.py:{net}", f"npz:{place}/images.npz"
-    return prepare(Config(model=model, data=data, batch=8, cpu=True, **values))
+    return prepare(Config(model=model, data=data, batch_size=8, cpu=True, **values))
 
 
 def network(place: Path, net: str = "plain", **values: object) -> nn.Module:
@@ -141,8 +141,8 @@ def test_in_the_papers_settings_all_methods_are_trained_alike(place, net, task):
         )
     }
     assert len(seen) == 1
-    rates = {job(place, net, method="fp", settings="paper", task=task).config.rate}
-    assert rates == {dict(next(iter(seen)))["rate"]}
+    rates = {job(place, net, method="fp", settings="paper", task=task).config.lr}
+    assert rates == {dict(next(iter(seen)))["lr"]}
 
 
 @pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
@@ -175,7 +175,7 @@ def test_options_that_a_model_does_not_have_are_refused_by_name(place, model):
     for names in (["patch_size"], ["drop_path"], ["drop_path", "patch_size"]):
         options = {name: given[name] for name in names}
         with pytest.raises(ValueError, match=f"unknown option of {model} '{', '.join(names)}'"):
-            prepare(Config(model=model, data=data, batch=8, **options))
+            prepare(Config(model=model, data=data, batch_size=8, **options))
     with pytest.raises(ValueError, match=r"option of .*plain 'drop_path, patch_size': known: clas"):
         network(place, "plain", **given)
 
@@ -224,7 +224,7 @@ def test_a_teacher_that_knows_other_classes_is_refused(place, monkeypatch):
     state = build("timm/test_vit", classes=1000, channels=3).state_dict()
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: state)
     config = Config(
-        model="timm/test_vit", data=f"npz:{place}/images.npz", batch=8, image_size=160,
+        model="timm/test_vit", data=f"npz:{place}/images.npz", batch_size=8, image_size=160,
         teacher="pretrained",
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"^timm's weights of timm/test_vit know other classes"):

@@ -80,16 +80,20 @@ def test_a_moving_strength_does_not_recompile(method: str, task: str) -> None:
     for _ in range(5):
         functional.cross_entropy(compiled(x), y).backward()
         optimizer.step()
-    assert backend.graphs == (2 if method == "bnn++" else 1)  # the turn to signs, once
+    assert all(w.quantizer.sharp for w in pb.binary_weights(model)) == (method == "bnn++")
+    assert backend.graphs == 1  # the turn to signs is a value too
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "task"), [("bc", "BW"), ("bnn++", "BWA"), ("poly+", "BWAA"), ("react", "BWA")]
 )
-def test_a_compiled_model_trains_as_the_eager_one(method: str, task: str) -> None:
+@pytest.mark.parametrize("sharp", [False, True])
+def test_a_compiled_model_trains_as_the_eager_one(method: str, task: str, sharp: bool) -> None:
     torch._dynamo.reset()
     eager = binary_cnn(method, task)
+    if sharp:
+        pb.sharpen(eager)
     model = copy.deepcopy(eager)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x, y = batch()

@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from proxbit.data.unpickle import ADMITTED, read_pickle
-from proxbit.experiments.blocks import skeleton
-from proxbit.experiments.configs import check_alike
-from proxbit.experiments.on_ray import folder_here
-from proxbit.experiments.process import Refused, train
-from proxbit.files import LOCK, is_trusted, lock_folder, open_lock, private_folder, write_atomically
+from proxbit.experiments.reproduce.blocks import skeleton
+from proxbit.experiments.reproduce.configs import check_alike
+from proxbit.experiments.reproduce.on_ray import folder_here
+from proxbit.experiments.reproduce.process import RunRefused, train
 from proxbit.models import user_object
 from proxbit.train import Config, fit
 from proxbit.train.setup import resolve
+from proxbit.util.files import (
+    LOCK,
+    is_trusted,
+    lock_folder,
+    open_lock,
+    private_folder,
+    write_atomically,
+)
 from small_net import NET
 
 AWAY = "/not/on/this/node"
@@ -74,7 +81,9 @@ def test_the_results_folder_of_another_user_is_not_taken_for_ours(temporary, mon
         os.chown(results, 12345, 12345)
     else:
         monkeypatch.setattr(os, "getuid", lambda: results.stat().st_uid + 1)
-        monkeypatch.setattr("proxbit.experiments.on_ray.private_folder", lambda path: path)
+        monkeypatch.setattr(
+            "proxbit.experiments.reproduce.on_ray.private_folder", lambda path: path
+        )
     assert not is_trusted(results) and folder_here(str(results)) != str(results)
 
 
@@ -138,7 +147,7 @@ def test_models_are_compared_by_their_whole_names(tmp_path, planted):
 
 def test_a_planted_run_executes_nothing(tmp_path, evil):
     """A run whose config names another file than the user did is refused before it is resumed."""
-    asked = Config(model="resnet8", epochs=1, limit=1, batch=8, cpu=True)
+    asked = Config(model="resnet8", epochs=1, max_steps_per_epoch=1, batch_size=8, cpu=True)
     run = tmp_path / "runs" / "cell"
     list(fit(asked, run))
     (run / "result.json").unlink()
@@ -157,7 +166,7 @@ def test_a_run_imports_nothing_from_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = [str(Path(path).resolve()) for path in sys.path if path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p != str(tmp_path)))
-    with pytest.raises(Refused, match=r"no\.npz"):
+    with pytest.raises(RunRefused, match=r"no\.npz"):
         train(Config(data="npz:no.npz"), tmp_path / "run")
     assert not mark.exists()
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The kernels under AddressSanitizer and UBSan: builds them apart, and runs their tests on them.
+# The kernels under AddressSanitizer and UBSan: builds them apart, runs on them the tests of kernels and of
+# packed layers, and then packed files whose lengths are wrong (SECONDS_OF_FUZZ=600 for more).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -9,13 +10,15 @@ cmake -S . -B "$build/cmake" -DPROXBIT_SANITIZE=ON >"$build/cmake.log"
 cmake --build "$build/cmake" --parallel 2 >>"$build/cmake.log" || { tail -n 30 "$build/cmake.log"; exit 1; }
 export PROXBIT_LIBRARY="$PWD/$build/cmake/libproxbit.so" OMP_NUM_THREADS=1
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+# Python's own arenas would hide a read behind a small buffer.
+export PYTHONMALLOC=malloc
 # With libstdc++ in front of Python, the sanitizer knows the exceptions that the kernels throw.
 LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so.6)"
 export LD_PRELOAD
 # A check that cannot fail is none: reading behind an input must end the process.
 if "$python" 2>"$build/overrun.log" <<'END'
 import numpy as np
-from proxbit.engine import kernels
+from proxbit.kernels import inference as kernels
 
 x, bits = np.ones(64, np.float32), np.zeros(1024, np.uint8)
 kernels.library().pb_sign_rows(x.ctypes.data, 1, 4096, 4096, None, bits.ctypes.data, 1024, 1)
@@ -25,5 +28,9 @@ then
   exit 1
 fi
 grep --quiet heap-buffer-overflow "$build/overrun.log" || { cat "$build/overrun.log"; exit 1; }
-[ $# -gt 0 ] || set -- tests/test_kernels_*.py
-"$python" -m pytest -p no:cacheprovider "$@"
+if [ $# -gt 0 ]; then
+  exec "$python" -m pytest -p no:cacheprovider "$@"
+fi
+"$python" -m pytest -p no:cacheprovider --numprocesses 2 \
+  tests/test_kernels_*.py tests/test_engine_layers.py tests/test_packed_parts.py tests/test_engine_fusing.py
+"$python" tools/attack/run.py packed_shapes --seconds "${SECONDS_OF_FUZZ:-20}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import proxbit as pb
 from proxbit.models import build
-from proxbit.text import size
+from proxbit.util.text import size
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packing.md"
 MODELS = {

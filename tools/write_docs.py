@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import proxbit as pb
-from proxbit.methods import METHODS, PAPER, Method
+from proxbit.core.methods import METHODS, PAPER, Method
 from proxbit.theory.formulas import RULES, formulas, input_strength, strength
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,8 +19,7 @@ from pair_catalogue import CATALOGUE, MU, Objective, Page
 from write_docs import ROOT
 
 import proxbit as pb
-from proxbit.methods import METHODS, PC, Method
-from proxbit.text import percent
+from proxbit.core.methods import METHODS, PC, Method
 from proxbit.theory import (
     Phase,
     Verdict,
@@ -32,6 +31,7 @@ from proxbit.theory import (
     repair,
 )
 from proxbit.theory.formulas import formula
+from proxbit.util.text import percent
 
 PAGES = ROOT / "docs" / "pairs"
 CLOSE = 2e-4  # a grid cell in which B reaches 0 costs the recovered P up to 1e-4

@@ -7,26 +7,22 @@
 >>> handle = pb.attach(model, optimizer, steps=100)
 """
 
-from proxbit import maps, nn, prox, theory
+from proxbit import nn, theory
 from proxbit._version import __version__
-from proxbit.advice import SettingsWarning
-from proxbit.autograd import quantize
-from proxbit.choose import SWAPS
-from proxbit.convert import (
+from proxbit.binarization.attachment import attach
+from proxbit.binarization.conversion import (
     binarize,
     binary_weights,
     latent_parameters,
     restore,
     set_strength,
 )
-from proxbit.diagnosis import diagnose
-from proxbit.engine import KernelWarning, load, pack, save, summary
-from proxbit.exporting import export_onnx
-from proxbit.hardening import harden, hardened, recalibrate, sharpen
-from proxbit.hooks import attach
-from proxbit.methods import METHODS, PAPER, Method, Rule, find_method
-from proxbit.nn import overflow_penalty
-from proxbit.pairs import (
+from proxbit.binarization.diagnosis import diagnose
+from proxbit.binarization.hardening import harden, hardened, recalibrate, sharpen
+from proxbit.binarization.layer_choice import SWAPS
+from proxbit.core import maps, methods, pairs, prox
+from proxbit.core.methods import METHODS, PAPER, Method, Rule, find_method
+from proxbit.core.pairs import (
     Pair,
     bi_real,
     binary_connect,
@@ -46,9 +42,14 @@ from proxbit.pairs import (
     shifted,
     straight_through,
 )
-from proxbit.probing import probe
-from proxbit.scales import SCALES, Scale
-from proxbit.schedules import AtLeast, Constant, Linear, Logarithmic
+from proxbit.core.scales import SCALES, Scale
+from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic
+from proxbit.engine import KernelWarning, load, pack, save, summary
+from proxbit.export.onnx import export_onnx
+from proxbit.nn import overflow_penalty
+from proxbit.nn.autograd import quantize
+from proxbit.nn.probing import probe
+from proxbit.util.notices import SettingsWarning
 
 __all__ = [
     "METHODS",
@@ -87,10 +88,12 @@ __all__ = [
     "latent_parameters",
     "load",
     "maps",
+    "methods",
     "monotone_bnn_plus_plus",
     "nn",
     "overflow_penalty",
     "pack",
+    "pairs",
     "poly_plus",
     "probe",
     "prox",

@@ -1,5 +1,5 @@
 """``python -m proxbit``: the command line."""
 
-from proxbit.cli import main
+from proxbit.cli.root import main
 
 main()

@@ -10,12 +10,12 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from proxbit.experiments.configs import Options
-from proxbit.experiments.grids import GRIDS, cells_of, find_rows
-from proxbit.experiments.on_ray import run_grid
-from proxbit.experiments.running import Event
+from proxbit.experiments.reproduce.configs import Options
+from proxbit.experiments.reproduce.grids import GRIDS, cells_of, find_rows
+from proxbit.experiments.reproduce.on_ray import run_grid
+from proxbit.experiments.reproduce.running import Event
 
-OPTIONS = Options(limit=2, cpu=True)
+OPTIONS = Options(max_steps_per_epoch=2, cpu=True)
 
 
 def refusal(**resources: float) -> str:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from proxbit.cli import main
+from proxbit.cli.root import main
 from proxbit.train.config import Config
+from proxbit.train.divergence import Diverged, Interrupted
 from proxbit.train.fitting import evaluate, open_run, resume_run
 from proxbit.train.replica import full_state
 from proxbit.train.trainer import Trainer
-from proxbit.train.trouble import Diverged, Interrupted
 
 NETWORK = """
 import math, os, time, torch
@@ -88,9 +88,9 @@ STEPS = 8
 RUNS: dict[str, dict[str, Any]] = {
     "bnn++ BW": {},
     "bc BWA": {"method": "bc", "task": "BWA"},
-    "sharpened": {"sharp": 0.25, "optimizer": "adamw", "rate": 0.01, "ema": 0.5},
+    "sharpened": {"sharp": 0.25, "optimizer": "adamw", "lr": 0.01, "ema": 0.5},
     "shifts": {"method": "react", "task": "BWA"},
-    "parts": {"accumulate": 2, "clip_norm": 0.5},
+    "parts": {"grad_accum_steps": 2, "clip_norm": 0.5},
     "two stages": {"pretrain": 1, "clip_norm": 0.5},
 }
 CASES = [  # what only one kind of sharing can break is tried under it alone
@@ -106,8 +106,8 @@ STOPS = {"ddp": 3, "fsdp": 7}  # in the soft and in the frozen phase; the other 
 def options(folder: Path, net: str = "plain", **values: Any) -> Config:
     """Eight steps, the last three frozen."""
     base = Config(
-        model=f"{folder / 'nets.py'}:{net}", data=f"npz:{folder / 'images.npz'}", batch=16,
-        epochs=2, frozen=0.3, optimizer="sgd", rate=0.05, cpu=True,
+        model=f"{folder / 'nets.py'}:{net}", data=f"npz:{folder / 'images.npz'}", batch_size=16,
+        epochs=2, frozen=0.3, optimizer="sgd", lr=0.05, cpu=True,
     )  # fmt: skip
     return replace(base, **values)
 
@@ -185,7 +185,7 @@ def work(folder: Path) -> dict[Any, Any]:
         seen[kind, "resumed"] = finish(resume_run(folder / "one" / kind))
         seen[kind, "mistakes"] = mistakes(folder, kind)
         seen[kind, "divergences"] = [told(folder, net=name) for name in DIVERGING]
-        seen[kind, "idle"] = [told(folder, net="idle", accumulate=n) for n in (1, 2)]
+        seen[kind, "idle"] = [told(folder, net="idle", grad_accum_steps=n) for n in (1, 2)]
     return seen
 
 
@@ -203,7 +203,7 @@ def mistakes(folder: Path, kind: str) -> list[str]:
     return [
         mistake(lambda: open_run(options(folder), folder / kind / "bnn++ BW")),
         mistake(lambda: open_run(blind)),
-        mistake(lambda: open_run(options(folder, batch=15))),
+        mistake(lambda: open_run(options(folder, batch_size=15))),
     ]
 
 

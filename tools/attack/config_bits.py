@@ -10,7 +10,7 @@ from common import Clock, Outcome, make_place
 
 from proxbit.train import Config, open_run, resume_run
 from proxbit.train.checkpoint import load_checkpoint
-from proxbit.train.trouble import Interrupted
+from proxbit.train.divergence import Interrupted
 
 CHANGES = 3000
 
@@ -38,7 +38,8 @@ def _stopped(folder: Path) -> Path:
     """A run that was stopped in its second epoch."""
     model, data = make_place(folder)
     trainer = open_run(
-        Config(model=model, data=data, epochs=3, batch=16, recalibrate=1, cpu=True), folder / "run"
+        Config(model=model, data=data, epochs=3, batch_size=16, recalibrate=1, cpu=True),
+        folder / "run",
     )
     trainer.stop = lambda: trainer.progress.step == 3
     try:

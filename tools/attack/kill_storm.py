@@ -16,17 +16,17 @@ import torch._dynamo  # imported late otherwise, in every child
 from common import Clock, Outcome, fork, make_place
 
 import proxbit.train.display  # noqa: F401
-from proxbit.cli import app
+from proxbit.cli.root import app
 from proxbit.train.checkpoint import load_checkpoint
 from proxbit.train.records import read_records
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KINDS = (
-    ["--epochs=12", "--limit=2", "--ema=0.5"],
-    ["--epochs=16", "--limit=1"],  # a stop must be seen between epochs, too
-    ["--epochs=6", "--limit=2", "--pretrain=4"],
+    ["--epochs=12", "--max-steps-per-epoch=2", "--ema=0.5"],
+    ["--epochs=16", "--max-steps-per-epoch=1"],  # a stop must be seen between epochs, too
+    ["--epochs=6", "--max-steps-per-epoch=2", "--pretrain=4"],
 )
-COMMON = ["--batch=8", "--frozen=0.3", "--recalibrate=1", "--cpu", "--quiet"]
+COMMON = ["--batch-size=8", "--frozen=0.3", "--recalibrate=1", "--cpu", "--quiet"]
 INTERRUPTED, TRIES = 130, 40
 
 

@@ -13,10 +13,10 @@ from common import Clock, Outcome, measured
 from PIL import Image
 
 import proxbit as pb
-from proxbit.cli import app
-from proxbit.engine.contents import Contents
-from proxbit.engine.file import read, write
+from proxbit.cli.root import app
 from proxbit.models import build
+from proxbit.packfile.contents import Contents
+from proxbit.packfile.file import read, write
 
 SECONDS, MEGABYTES = 60, 700  # of processor time, and beside a child that does nothing
 REFUSED = 2

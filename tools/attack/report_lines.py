@@ -13,7 +13,7 @@ from typing import Any
 
 from common import Clock, Outcome
 
-from proxbit.experiments.report import read_folders, render
+from proxbit.experiments.report.assembly import read_folders, render
 
 LINES = Path(__file__).resolve().parents[2] / "results" / "results.jsonl"
 JUNK: tuple[Any, ...] = (

@@ -5,8 +5,8 @@ where image folders or timm's recipe ask for them.
 """
 
 from proxbit.data.fashion import fashion_mnist
-from proxbit.data.folder import FolderSet
-from proxbit.data.images import ImageSet
+from proxbit.data.image_folder import FolderSet
+from proxbit.data.image_set import ImageSet
 from proxbit.data.loader import Loader
 from proxbit.data.opening import Data, open_data
 from proxbit.data.pixels import batches, crop_and_flip, normalize

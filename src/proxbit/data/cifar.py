@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit.data.extras import extra
-from proxbit.data.images import ImageSet
+from proxbit.data.image_set import ImageSet
 from proxbit.data.unpickle import ByteArray, read_pickle
+from proxbit.util.optional_imports import extra
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
 @dataclass(frozen=True)
-class Layout:
+class CifarLayout:
     """Where one of the two sets keeps what; ``torchvision`` is the class that knows its address."""
 
     name: str
@@ -33,7 +33,7 @@ class Layout:
     torchvision: str
 
 
-CIFAR10 = Layout(
+CIFAR10 = CifarLayout(
     name="cifar10",
     folder="cifar-10-batches-py",
     train=tuple(f"data_batch_{i}" for i in range(1, 6)),
@@ -46,7 +46,7 @@ CIFAR10 = Layout(
     torchvision="CIFAR10",
 )
 
-CIFAR100 = Layout(
+CIFAR100 = CifarLayout(
     name="cifar100",
     folder="cifar-100-python",
     train=("train",),
@@ -60,7 +60,7 @@ CIFAR100 = Layout(
 )
 
 
-def open_cifar(layout: Layout, root: Path, download: bool = False) -> ImageSet:
+def open_cifar(layout: CifarLayout, root: Path, download: bool = False) -> ImageSet:
     """One of the two CIFAR sets, from its folder below ``root``."""
     folder = root / layout.folder
     files = (*layout.train, *layout.test, layout.meta)
@@ -78,7 +78,7 @@ def open_cifar(layout: Layout, root: Path, download: bool = False) -> ImageSet:
     return ImageSet(layout.name, x_train, y_train, x_test, y_test, classes, layout.mean, layout.std)
 
 
-def _download(layout: Layout, root: Path) -> None:
+def _download(layout: CifarLayout, root: Path) -> None:
     source = getattr(extra("torchvision.datasets"), layout.torchvision)
     fetch = extra("torchvision.datasets.utils").download_and_extract_archive
     try:
@@ -97,7 +97,7 @@ def _class_names(path: Path, key: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _read(paths: list[Path], layout: Layout, classes: int) -> tuple[Tensor, Tensor]:
+def _read(paths: list[Path], layout: CifarLayout, classes: int) -> tuple[Tensor, Tensor]:
     found = [_read_batch(path, layout.labels, classes) for path in paths]
     planes = torch.from_numpy(np.concatenate([images for images, _ in found]))
     images = planes.view(-1, 3, 32, 32).contiguous(memory_format=torch.channels_last)

@@ -8,7 +8,7 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from proxbit.data.images import ImageSet
+from proxbit.data.image_set import ImageSet
 
 CLASSES = (
     "T-shirt/top",

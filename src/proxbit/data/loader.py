@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxbit.data.decoding import Pictures, picture_batches, plain_transform, random_transform
 from proxbit.data.draws import Draws
-from proxbit.data.images import ImageSet
+from proxbit.data.image_set import ImageSet
 from proxbit.data.mixing import erased, mixed, smoothed
 from proxbit.data.opening import Data
-from proxbit.data.pictures import Pictures, picture_batches, plain_transform, random_transform
 from proxbit.data.pixels import normalize, resize, shifted, take
 from proxbit.data.recipes import RECIPES, Recipe, check_recipe
 from proxbit.data.sharing import Sharing
@@ -30,10 +31,12 @@ class Loader:
     resized and normalized only. Every random choice follows from the seed, the epoch and the
     image's place in it, so neither the ranks nor the workers nor a resume change it.
 
+    ``for x, y in loader`` gives epoch after epoch, from 0 on; ``loader.epoch(n)`` any one of them.
+
     Attributes:
         data: What ``open_data`` gives.
         part: ``train``, ``validation`` (after ``hold_back``) or ``test``.
-        batch: Images of a batch over all ranks.
+        batch_size: Images of a batch over all ranks.
         seed: Of the order and of the recipe.
         recipe: What happens to training images.
         image_size: Side of the images that come out; their own (224 for folders) if None.
@@ -44,8 +47,8 @@ class Loader:
         device: Where the batches go.
 
     >>> from proxbit.data import open_data
-    >>> loader = Loader(open_data("fashion"), batch=100, seed=1)
-    >>> loader.steps
+    >>> loader = Loader(open_data("fashion"), batch_size=100, seed=1)
+    >>> len(loader)
     80
     >>> x, y = next(loader.epoch(0))
     >>> x.shape, x.dtype, y.shape
@@ -54,7 +57,7 @@ class Loader:
 
     data: Data
     part: str = "train"
-    batch: int = 128
+    batch_size: int = 128
     seed: int = 0
     recipe: Recipe = RECIPES["crop"]
     image_size: int | None = None
@@ -62,12 +65,21 @@ class Loader:
     world: int = 1
     workers: int = 0
     device: torch.device | str | None = None
+    _epochs: Iterator[int] = field(default_factory=count, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
         if self.training:
             _check_training(self)
         _ = self._transform  # a policy that timm cannot read speaks up here, not in a worker
+
+    def __len__(self) -> int:
+        """Batches of an epoch, as :attr:`steps`."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The next epoch: the first one at the first call."""
+        return self.epoch(next(self._epochs))
 
     @property
     def steps(self) -> int:
@@ -83,7 +95,7 @@ class Loader:
     def sharing(self) -> Sharing:
         """Which images this rank takes when."""
         count = self.data.count(self.part)
-        return Sharing(count, self.batch, self.rank, self.world, self.training)
+        return Sharing(count, self.batch_size, self.rank, self.world, self.training)
 
     @property
     def training(self) -> bool:
@@ -115,8 +127,8 @@ class Loader:
                 x = erased(x, keys[share])
             if recipe.mixes:
                 x, y = mixed(x, y, recipe, classes, draws.mixing_key(step))
-            elif recipe.smoothing:
-                y = smoothed(y, classes, recipe.smoothing)
+            elif recipe.label_smoothing:
+                y = smoothed(y, classes, recipe.label_smoothing)
             yield x, y
 
     def _test(self, draws: Draws, start: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -163,11 +175,11 @@ class Loader:
 
 
 def _check_numbers(loader: Loader) -> None:
-    least = {"batch": 1, "seed": 0, "world": 1, "workers": 0, "image_size": 1}
-    for field, lowest in least.items():
-        value = getattr(loader, field)
+    least = {"batch_size": 1, "seed": 0, "world": 1, "workers": 0, "image_size": 1}
+    for name, lowest in least.items():
+        value = getattr(loader, name)
         if value is not None and value < lowest:
-            raise ValueError(f"a loader cannot have {field}={value}: choose {lowest} or more")
+            raise ValueError(f"a loader cannot have {name}={value}: choose {lowest} or more")
     if not 0 <= loader.rank < loader.world:
         raise ValueError(f"there is no rank {loader.rank} of {loader.world}: count ranks from 0")
     count = loader.data.count(loader.part)
@@ -181,11 +193,12 @@ def _check_numbers(loader: Loader) -> None:
 def _check_training(loader: Loader) -> None:
     recipe, world = loader.recipe, loader.world
     check_recipe(recipe)
-    if loader.batch % world:
+    if loader.batch_size % world:
         raise ValueError(
-            f"a batch of {loader.batch} cannot be shared by {world} ranks: choose a multiple of it"
+            f"a batch of {loader.batch_size} cannot be shared by {world} ranks: "
+            "choose a multiple of it"
         )
-    images = min(loader.batch, loader.data.count("train"))
+    images = min(loader.batch_size, loader.data.count("train"))
     if recipe.mixes and images % (2 * world):
         raise ValueError(
             f"recipe {recipe.name!r} mixes images in pairs, and a batch of {images} over {world} "

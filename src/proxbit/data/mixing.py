@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from proxbit.data.draws import seeded
-from proxbit.data.extras import extra
 from proxbit.data.recipes import Recipe
+from proxbit.util.optional_imports import extra
 
 
 def erased(images: Tensor, keys: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def mixed(
     mix = extra("timm.data.mixup").Mixup(
         mixup_alpha=recipe.mixup,
         cutmix_alpha=recipe.cutmix,
-        label_smoothing=recipe.smoothing,
+        label_smoothing=recipe.label_smoothing,
         num_classes=classes,
     )
     with seeded(key):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit.data.images import ImageSet, statistics
+from proxbit.data.image_set import ImageSet, statistics
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from proxbit.data.cifar import CIFAR10, CIFAR100, open_cifar
 from proxbit.data.fashion import fashion_mnist
-from proxbit.data.folder import FolderSet, open_folder
-from proxbit.data.images import ImageSet
+from proxbit.data.image_folder import FolderSet, open_folder
+from proxbit.data.image_set import ImageSet
 from proxbit.data.npz import open_npz
-from proxbit.text import unknown
+from proxbit.util.text import unknown
 
 Data = ImageSet | FolderSet
 

@@ -20,7 +20,7 @@ class Recipe:
         erasing: Share of the images in which a rectangle becomes noise.
         mixup: Parameter of the beta distribution by which two images are blended.
         cutmix: Parameter of the beta distribution by which a part of one is pasted into the other.
-        smoothing: Share of the target that is spread over all classes.
+        label_smoothing: Share of the target that is spread over all classes.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Recipe:
     erasing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
 
     @property
     def per_image(self) -> bool:
@@ -65,7 +65,7 @@ RECIPES = {
             erasing=0.25,
             mixup=0.8,
             cutmix=1.0,
-            smoothing=0.1,
+            label_smoothing=0.1,
         ),
     )
 }
@@ -76,7 +76,7 @@ _LIMITS = {
     "erasing": 1.0,
     "mixup": math.inf,
     "cutmix": math.inf,
-    "smoothing": 1.0,
+    "label_smoothing": 1.0,
 }
 
 

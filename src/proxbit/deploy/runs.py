@@ -7,26 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxbit.convert import restore
-from proxbit.data import ImageSet
-from proxbit.deploy.files import smaller
+from proxbit.binarization.conversion import restore
+from proxbit.core.methods import find_method
 from proxbit.engine import Summary, load, pack, save, summary
-from proxbit.engine.file import TABLES
-from proxbit.engine.header import FLOAT_RESTS
 from proxbit.engine.packing import PRECISIONS
-from proxbit.methods import find_method
-from proxbit.text import unknown
+from proxbit.packfile.file import TABLES
+from proxbit.packfile.header import FLOAT_RESTS
 from proxbit.train.fitting import load_network, read_result
-from proxbit.train.folder import RunFolder
-from proxbit.train.setup import Job
+from proxbit.train.run_folder import RunFolder
+from proxbit.train.setup import input_of
+from proxbit.util.text import smaller, unknown
 
 FILE = "net.safetensors"
-FOLDER_CROP = 0.875  # images of a folder are tested on the middle of a larger one
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,8 @@ def pack_run(
     net = load(path, restore(copy.deepcopy(hard)), one)
     rounded = None if precision == "exact" else compare(hard, packed, images)
     agreement = compare(hard, net, images)
-    return PackedRun(path, path.stat().st_size, summary(net, one), agreement, rounded)
+    found = summary(net, one, float_rest=float_rest, tables=tables)
+    return PackedRun(path, path.stat().st_size, found, agreement, rounded)
 
 
 def _require_finished(run: str | Path) -> None:
@@ -157,11 +154,3 @@ def _require_free(folder: RunFolder, path: Path, force: bool) -> None:
         raise ValueError(f"'{path}' exists: choose another --out, or replace it with --force")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder '{path.parent}' to write into: create it")
-
-
-def input_of(job: Job) -> dict[str, Any]:
-    """What the network of a run expects, for the header of its file."""
-    data, side = job.data, job.config.image_size
-    crop = {} if isinstance(data, ImageSet) else {"crop": FOLDER_CROP}
-    form = {"shape": [data.channels, side, side], "mean": list(data.mean), "std": list(data.std)}
-    return form | crop

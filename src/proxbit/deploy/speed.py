@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.kernels import isa
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.packing import finish
 from proxbit.engine.timing import race
-from proxbit.report import alike
-from proxbit.text import first_line, table
+from proxbit.kernels.inference import isa
+from proxbit.util.text import alike, first_line, table
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Speed:
     """A packed network beside the float one, each in the layout that suits it.
 
     Attributes:
-        batch: Images of a forward.
+        batch_size: Images of a forward.
         threads: Threads of both.
         kernels: What computed on bits: "avx2", "portable" or "torch".
         rounds: How often each was timed.
@@ -49,7 +48,7 @@ class Speed:
         unpacked: Layers of the packed network that compute with unpacked weights.
     """
 
-    batch: int
+    batch_size: int
     threads: int
     kernels: str
     rounds: int
@@ -78,7 +77,7 @@ class Speed:
             for name, each in (("packed", self.packed), ("float32", self.float32))
         ]
         lines = [
-            f"batch {self.batch}, {self.threads} thread(s), {self.kernels} kernels, "
+            f"batch {self.batch_size}, {self.threads} thread(s), {self.kernels} kernels, "
             f"{self.rounds} rounds in turns",
             table(("", "median ms", "best ms", "layout"), rows),
             f"packed is {faster(self.ratio)} by the medians, {faster(self.ratio_best)} at best",
@@ -118,8 +117,8 @@ def measure(
     """Time both networks on one batch, in turns.
 
     Args:
-        packed: What :func:`proxbit.deploy.files.packed_network` returned; it is finished here, once
-            for each layout.
+        packed: What :func:`~proxbit.deploy.packed_networks.packed_network` returned; it is finished
+            here, once for each layout.
         plain: The float network.
         example: A batch.
         seconds: How long to go on, at least three rounds.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from proxbit import maps
-from proxbit.engine.forms import Form
+from proxbit.core import maps
+from proxbit.engine.forms import PackedForm
 
 _WIDEST = 16  # bits of a register whose every value is tabled
 _BEYOND = torch.iinfo(torch.int32).max
@@ -28,10 +28,10 @@ class Bounds(NamedTuple):
     flip: Tensor
 
 
-def possible_sums(form: Form) -> Tensor | None:
+def possible_sums(form: PackedForm) -> Tensor | None:
     """Every sum that a layer can have, in order; None where they are too many.
 
-    >>> possible_sums(Form(outputs=1, products=3, binary=True))
+    >>> possible_sums(PackedForm(outputs=1, products=3, binary=True))
     tensor([-3, -1,  1,  3], dtype=torch.int32)
     """
     if form.register_bits > _WIDEST:

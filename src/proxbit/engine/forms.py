@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxbit.engine import kernels
-from proxbit.engine.bits import byte_count
+from proxbit.kernels import inference as kernels
+from proxbit.packfile.bits import byte_count
 
 MOST_PRODUCTS = 65_504  # what the kernels of binary inputs can count
 EXACT, INPUT8 = 0, 1
 
 
-class Window(NamedTuple):
+class ConvGeometry(NamedTuple):
     """The geometry of a convolution in two dimensions; a 1-d one has height 1."""
 
     kernel: tuple[int, int]
@@ -36,7 +37,7 @@ class Window(NamedTuple):
         return (high - spans[0]) // self.stride[0] + 1, (wide - spans[1]) // self.stride[1] + 1
 
 
-class Form(NamedTuple):
+class PackedForm(NamedTuple):
     """What one packed product does, beside its tensors.
 
     Attributes:
@@ -76,7 +77,7 @@ class Form(NamedTuple):
         return not self.binary or 8 * self.row_bytes <= MOST_PRODUCTS
 
 
-def lay_out(rows: Tensor, form: Form) -> Tensor:
+def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
     """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them."""
     lib = kernels.library()
     make = lib.pb_make_panels if form.binary else lib.pb_make_weights
@@ -88,7 +89,7 @@ def lay_out(rows: Tensor, form: Form) -> Tensor:
     return laid
 
 
-def _panel_bytes(form: Form) -> int:
+def _panel_bytes(form: PackedForm) -> int:
     """Bytes of one group's weights as the kernels read them."""
     lib = kernels.library()
     if form.binary:
@@ -97,10 +98,13 @@ def _panel_bytes(form: Form) -> int:
 
 
 def _require_lengths(
-    form: Form, laid: Tensor, scale: Tensor, bias: Tensor | None, shift: Tensor | None,
+    form: PackedForm, laid: Tensor, scale: Tensor, bias: Tensor | None, shift: Tensor | None,
     bounds: tuple[Tensor, ...],
 ) -> None:  # fmt: skip
-    """Refuse tensors behind whose end a kernel would read."""
+    """Refuse tensors behind whose end a kernel would read, with the name of the odd one.
+
+    The kernels check the same lengths once more, but can only say that something does not fit.
+    """
     width, channels = form.outputs * form.groups, form.products // form.taps * form.groups
     lengths = {"scales": (scale, width), "biases": (bias, width), "thresholds": (shift, channels)}
     lengths |= {f"bounds {i}": (each, width) for i, each in enumerate(bounds)}
@@ -110,12 +114,17 @@ def _require_lengths(
             raise ValueError(f"this layer has {length} {what}, not {tensor.numel()}")
 
 
+def _given(tensor: Tensor | None) -> tuple[int | None, int]:
+    """Address and length, as C takes them; an absent tensor is nowhere and has none."""
+    return (None, 0) if tensor is None else (tensor.data_ptr(), tensor.numel())
+
+
 class Kernel:
     """One packed product, ready to be called: it owns what the C structure points to."""
 
     def __init__(
         self,
-        form: Form,
+        form: PackedForm,
         laid: Tensor,
         scale: Tensor,
         bias: Tensor | None,
@@ -131,17 +140,17 @@ class Kernel:
         self.form, self.lib = form, kernels.library()
         self.owned, self.bounds = (laid, scale, bias, shift), bounds
         self.width = form.outputs * form.groups
-        pointers = laid.data_ptr(), scale.data_ptr(), None if bias is None else bias.data_ptr()
-        self.shift = None if shift is None else shift.data_ptr()
+        tensors = *_given(laid), *_given(scale), *_given(bias)
         self.layer: Any
         if form.binary:
+            low, high, flip = (t.data_ptr() for t in bounds) if bounds else (None, None, None)
             self.layer = kernels.Binary(
-                form.outputs, form.row_bytes, form.products, form.groups, *pointers,
-                form.register_bits, form.slope, 0, *(t.data_ptr() for t in bounds or ()),
+                form.outputs, form.row_bytes, form.products, form.groups, *tensors, *_given(shift),
+                form.register_bits, form.slope, 0, low, high, flip, self.width if bounds else 0,
             )  # fmt: skip
         else:
             self.layer = kernels.Weight(
-                form.outputs, form.products, form.groups, *pointers, form.activation, form.precision
+                form.outputs, form.products, form.groups, *tensors, form.activation, form.precision
             )
         self.pointer = ctypes.byref(self.layer)
         self._seen: tuple[Any, Any, tuple[int, ...]] = (None, None, ())
@@ -157,13 +166,13 @@ class Kernel:
         out = torch.empty((rows, self.width))
         if self.form.binary:
             code = self.lib.pb_binary_linear(
-                self.pointer, x.data_ptr(), x.stride(0), self.shift, None, rows, out.data_ptr(),
-                None, torch.get_num_threads(),
+                self.pointer, x.data_ptr(), x.stride(0), None, rows, x.shape[1], out.data_ptr(),
+                None, rows * self.width, torch.get_num_threads(),
             )  # fmt: skip
         else:
             code = self.lib.pb_weight_linear(
-                self.pointer, x.data_ptr(), x.stride(0), rows, out.data_ptr(),
-                torch.get_num_threads(),
+                self.pointer, x.data_ptr(), x.stride(0), rows, x.shape[1], out.data_ptr(),
+                rows * self.width, torch.get_num_threads(),
             )  # fmt: skip
         if code:
             kernels.check(code)
@@ -172,13 +181,13 @@ class Kernel:
     def _linear_bits(self, x: Tensor, rows: int) -> Tensor:
         out = self._empty(rows)
         code = self.lib.pb_binary_linear(
-            self.pointer, *self._given(x, x.stride(0)), rows, *self._taking(out),
-            torch.get_num_threads(),
+            self.pointer, *self._taken(x, x.stride(0)), rows, x.shape[1], *self._taking(out),
+            out.numel(), torch.get_num_threads(),
         )  # fmt: skip
         kernels.check(code)
         return out
 
-    def convolve(self, x: Tensor, window: Window) -> Tensor:
+    def convolve(self, x: Tensor, window: ConvGeometry) -> Tensor:
         """The convolution of images; the result has its channels last in memory.
 
         Images are floats [batch, channels, height, width], or bits [batch, height, width, bytes].
@@ -196,7 +205,7 @@ class Kernel:
         else:
             out = self._empty(*sizes)
             code = self.lib.pb_binary_conv(
-                self.pointer, place, *self._given(x), *self._taking(out), threads
+                self.pointer, place, *self._taken(x), *self._taking(out), threads
             )
         if code:
             kernels.check(code)
@@ -207,16 +216,16 @@ class Kernel:
             return torch.empty(*sizes, self.width)
         return torch.empty(*sizes, byte_count(self.width), dtype=torch.uint8)
 
-    def _given(self, x: Tensor, *stride: int) -> tuple[int | None, ...]:
-        """Floats with their thresholds, or bits."""
+    def _taken(self, x: Tensor, *stride: int) -> tuple[int | None, ...]:
+        """Floats and their stride, or bits."""
         if x.dtype == torch.uint8:
-            return None, *(0 for _ in stride), None, x.data_ptr()
-        return x.data_ptr(), *stride, self.shift, None
+            return None, *(0 for _ in stride), x.data_ptr()
+        return x.data_ptr(), *stride, None
 
     def _taking(self, out: Tensor) -> tuple[int | None, int | None]:
         return (None, out.data_ptr()) if self.bounds is not None else (out.data_ptr(), None)
 
-    def _window(self, x: Tensor, window: Window) -> tuple[Any, tuple[int, ...]]:
+    def _window(self, x: Tensor, window: ConvGeometry) -> tuple[Any, tuple[int, ...]]:
         """The C structure and the sizes of the output; those of the last call, if it was alike."""
         known, place, sizes = self._seen
         asked = (x.shape, x.stride(), window)
@@ -227,11 +236,13 @@ class Kernel:
             channels = self.form.products // self.form.taps
         else:
             batch, channels, height, width = x.shape
+        sizes = (batch, *window.out_size(height, width))
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        wide = self.width if self.bounds is None else byte_count(self.width)
         seen = kernels.Window(
             batch, channels, height, width, *x.stride(), *window.kernel, *window.stride,
-            *window.dilation, *window.padding, self.form.pad_bit,
+            *window.dilation, *window.padding, self.form.pad_bit, last + 1, math.prod(sizes) * wide,
         )  # fmt: skip
-        sizes = (batch, *window.out_size(height, width))
         place = ctypes.byref(seen)
         self._seen = asked, place, sizes  # one store: other threads see all of it or nothing
         return place, sizes

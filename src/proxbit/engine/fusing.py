@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
-from proxbit.engine.layers import PackedConv2d, PackedLinear
 from proxbit.engine.packed import PackedLayer
-from proxbit.tracing import trace
+from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
+from proxbit.util.tracing import trace
 
 # Modules that treat every value by itself: what they do to a sum can be tabled.
 _ELEMENTWISE = (
@@ -117,7 +118,7 @@ def _to_next_layer(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module
     if any(module.training or not isinstance(module, allowed) for module in between):
         return []
     norms = [module for module in between if isinstance(module, nn.BatchNorm2d)]
-    if not all(_is_fixed_norm(norm) for norm in norms):
+    if not all(_is_fixed_norm(norm) for norm in norms) or not all(map(_in_float32, between)):
         return []
     folded = [module for module in between if not isinstance(module, _PASSING)]
     assert isinstance(target, PackedLayer)
@@ -126,6 +127,12 @@ def _to_next_layer(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module
         first.finish_with([])
         return []
     return folded
+
+
+def _in_float32(module: nn.Module) -> bool:
+    """Whether a module computes in the type of the sums that it is tabled on."""
+    tensors = (*module.parameters(), *module.buffers())
+    return all(t.dtype == torch.float32 for t in tensors if t.is_floating_point())
 
 
 def _is_fixed_norm(module: nn.Module) -> bool:

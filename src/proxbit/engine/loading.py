@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxbit.convert import FUSED_PATHS
-from proxbit.engine.attention import PackedMultiheadAttention, projection_names
-from proxbit.engine.contents import Contents, PackedWeight, label
-from proxbit.engine.file import read
-from proxbit.engine.packed import packed_layers
-from proxbit.engine.packing import carry_over, find_precision, finish, layer_for
+from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed_attention import PackedMultiheadAttention, projection_names
+from proxbit.engine.packing import find_precision, finish
 from proxbit.engine.routes import is_usual
 from proxbit.engine.saving import REPLACEMENTS, inside_attention, own_names
+from proxbit.engine.twins import carry_over, is_plain, layer_for
+from proxbit.engine.unpacked import take_note
 from proxbit.models.building import build, make
-from proxbit.text import first_line
+from proxbit.nn.attention_norm import NAME, add_attention_norms
+from proxbit.nn.binary_attention import FUSED_PATHS
+from proxbit.nn.model_weights import binary_weights
+from proxbit.packfile.contents import Contents, PackedWeight, label
+from proxbit.packfile.file import read
+from proxbit.util.text import first_line
 
 LARGEST_SIDE = 1024  # pixels
 # What else a file may say of its network, with the largest number that is believed.
@@ -51,12 +56,30 @@ def load(
             a skeleton.
     """
     held = read(path)
+    _require_model(skeleton)
     try:
         net = rebuild(held, skeleton, precision, largest_side)
     except ValueError as error:
         raise ValueError(f"cannot load '{path}': {error}") from None
     finish(net, example)
     return net
+
+
+def _require_model(skeleton: object) -> None:
+    """A mistake that is easy to make deserves its own sentence."""
+    if isinstance(skeleton, type):
+        name = skeleton.__name__
+        raise TypeError(f"skeleton= is a float model, and {name} is a class: make one, {name}(...)")
+    if skeleton is None:
+        return
+    if not isinstance(skeleton, nn.Module):
+        kind = type(skeleton).__name__
+        raise TypeError(f"skeleton= is a float model (a torch.nn.Module), not {kind}")
+    if binary_weights(skeleton) or any(True for _ in packed_layers(skeleton)):
+        raise ValueError(
+            "skeleton= is the float model, and this one is binarized or packed: make it anew, or "
+            "take pb.restore(copy.deepcopy(model))"
+        )
 
 
 def rebuild(
@@ -72,8 +95,9 @@ def rebuild(
         _replace_modules(model, held)
         _add_norms(model, held)
         floats = dict(held.floats)
-        model = _with_layers(model, held.weights, floats, inputs)
-        _load_floats(model, floats)
+        model = _with_layers(model, held, floats, inputs)
+        _tie(model, held.tied, floats)
+        _load_floats(model, floats, held.tied)
     model._proxbit_about = held.about  # type: ignore[assignment]
     return model.eval()
 
@@ -135,8 +159,6 @@ def _values_of(name: str, options: dict[str, Any]) -> int:
 
 def _add_norms(model: nn.Module, held: Contents) -> None:
     """The extra norms behind attentions, where the file has them and the skeleton does not."""
-    from proxbit.train.attention_norm import NAME, add_attention_norms  # train brings accelerate
-
     missing = held.floats.keys() - model.state_dict().keys()
     if any(name.endswith(f".{NAME}.weight") for name in missing):
         add_attention_norms(model)
@@ -153,40 +175,35 @@ def _replace_modules(model: nn.Module, held: Contents) -> None:
                 raise AttributeError
         except AttributeError:
             raise ValueError(f"it has a module {name!r}, and the skeleton has none") from None
-        slopes = held.floats.get(f"{name}.weight")
+        weight = f"{name}.weight"
+        slopes = held.floats.get(held.tied.get(weight, weight))
         arguments = (slopes.numel(),) if kind == "prelu" and slopes is not None else ()
         setattr(parent, attribute, REPLACEMENTS[kind](*arguments))
 
 
 def _with_layers(
-    model: nn.Module,
-    weights: tuple[PackedWeight, ...],
-    floats: dict[str, Tensor],
-    precision: int,
+    model: nn.Module, held: Contents, floats: dict[str, Tensor], precision: int
 ) -> nn.Module:
-    """The model with packed layers; weights without a layer of their own go to the floats."""
-    left = {w.label: w for w in weights}
+    """The model with packed layers; weights without a packed layer go to the floats."""
+    known = _by_label(held)
     memo: dict[int, Any] = {}
     for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        if isinstance(module, nn.MultiheadAttention):
-            parts = [label(*part) for part in projection_names(module, prefix)]
-            if all(part in left for part in parts):
-                found = [_fitting(model, left.pop(part)) for part in parts]
-                memo[id(module)] = carry_over(
-                    module, PackedMultiheadAttention(module, found, precision)
-                )
-        elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and f"{prefix}weight" in left:
-            weight = _fitting(model, left.pop(f"{prefix}weight"))
-            memo[id(module)] = carry_over(module, layer_for(module, weight, precision))
-    for weight in left.values():
+        parts = _parts_of(name, module)
+        if parts and all(part in known for part in parts):
+            found = [_fitting(model, known[part]) for part in parts]
+            memo[id(module)] = carry_over(name, module, _packed(module, found, precision))
+    left = [w for w in known.values() if id(_owner(model, w.name)) not in memo]
+    for weight in left:
         _fitting(model, weight)
-        floats[weight.name] = weight.dense()
+        floats[weight.name] = _with_rows(floats.get(weight.name), weight)
     for made in memo.values():  # the output projection inside a packed attention
         inner = getattr(made, "out_proj", None)
         if isinstance(made, PackedMultiheadAttention) and id(inner) in memo:
             made.out_proj = memo[id(inner)]
     net: nn.Module = copy.deepcopy(model, memo)
+    for weight in left:
+        if weight.rows is None:
+            take_note(net, weight)
     for module in net.modules():
         for kind, (name, value) in FUSED_PATHS.items():
             if isinstance(module, kind) and any(True for _ in packed_layers(module)):
@@ -194,34 +211,92 @@ def _with_layers(
     return net
 
 
+def _by_label(held: Contents) -> dict[str, PackedWeight]:
+    """The binary weights by all of their labels; tied ones have the same bits."""
+    known = {w.label: w for w in held.weights}
+    for name, source in held.tied.items():
+        if source in known:
+            rows = label("", known[source].rows)
+            known[name] = replace(known[source], name=name.removesuffix(rows))
+    return known
+
+
+def _parts_of(name: str, module: nn.Module) -> list[str]:
+    """Labels of the weights that a module must have in a file to be packed."""
+    prefix = f"{name}." if name else ""
+    if isinstance(module, nn.MultiheadAttention):
+        return [label(*part) for part in projection_names(module, prefix)]
+    return [f"{prefix}weight"] if is_plain(module) else []
+
+
+def _packed(module: nn.Module, weights: list[PackedWeight], precision: int) -> nn.Module:
+    if isinstance(module, nn.MultiheadAttention):
+        return PackedMultiheadAttention(module, weights, precision)
+    return layer_for(module, weights[0], precision)
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module | None:
+    """The module that has this tensor; None where there is none."""
+    try:
+        return model.get_submodule(name.rpartition(".")[0])
+    except AttributeError:
+        return None
+
+
+def _with_rows(found: Tensor | None, weight: PackedWeight) -> Tensor:
+    """The float tensor of a weight, behind the rows of it that are there already."""
+    return weight.dense() if found is None else torch.cat([found, weight.dense()])
+
+
 def _fitting(model: nn.Module, weight: PackedWeight) -> PackedWeight:
     """The weight, if the skeleton has a tensor of its name and shape."""
-    owner, _, attribute = weight.name.rpartition(".")
-    try:
-        there = getattr(model.get_submodule(owner), attribute)
-        shape = tuple(there.shape)
-    except AttributeError:
-        raise ValueError(f"it has a weight {weight.name!r}, and the skeleton has none") from None
-    rows = weight.rows or (0, weight.shape[0])
+    there = getattr(_owner(model, weight.name), weight.name.rpartition(".")[2], None)
+    if not isinstance(there, Tensor):
+        raise ValueError(f"it has a weight {weight.name!r}, and the skeleton has none")
+    shape, wanted = tuple(there.shape), weight.tensor_shape
+    rows = weight.rows or (0, wanted[0])
     if (
-        shape[1:] != weight.shape[1:]
-        or (weight.rows is None and shape[0] != weight.shape[0])
+        shape[1:] != wanted[1:]
+        or (weight.rows is None and shape[0] != wanted[0])
         or (shape[0] < rows[1])
     ):
         raise ValueError(
-            f"its weight {weight.label!r} has the shape {weight.shape}, and that of the skeleton "
-            f"{shape}"
+            f"its weight {weight.label!r} has the shape {wanted}, and that of the skeleton {shape}"
         )
     return weight
 
 
-def _load_floats(net: nn.Module, floats: dict[str, Tensor]) -> None:
+def _tie(net: nn.Module, tied: dict[str, str], floats: dict[str, Tensor]) -> None:
+    """Let every other name of a float tensor stand for the very tensor."""
+    for name, source in tied.items():
+        if source not in floats:  # a packed layer, or part of one
+            continue
+        places = [_place(net, each) for each in (name, source)]
+        (mine, key), (theirs, first) = places
+        if theirs[first].shape != mine[key].shape or type(theirs[first]) is not type(mine[key]):
+            raise ValueError(f"it ties {name!r} to {source!r}, which do not fit in the skeleton")
+        mine[key] = theirs[first]
+        floats.pop(name, None)
+
+
+def _place(net: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where a module keeps this tensor."""
+    key = name.rpartition(".")[2]
+    module = _owner(net, name)
+    for held in () if module is None else (module._parameters, module._buffers):
+        if isinstance(held.get(key), Tensor):
+            return held, key
+    raise ValueError(f"it has a tensor {name!r}, and the skeleton has none")
+
+
+def _load_floats(net: nn.Module, floats: dict[str, Tensor], tied: dict[str, str]) -> None:
     """Fill in all other tensors; the first that does not fit is named."""
-    own = tuple(own_names(net))
-    wanted = {name: t for name, t in net.state_dict().items() if not name.startswith(own)}
-    for name, layer in packed_layers(net):
-        if layer.bias is not None and not inside_attention(net, name):
-            wanted[f"{name}.bias"] = layer.bias
+    own = own_names(net)
+    wanted = {name: t for name, t in net.state_dict().items() if name not in own}
+    for name, module in net.named_modules(remove_duplicate=False):
+        packed = isinstance(module, PackedLayer) and not inside_attention(net, name)
+        if packed and module.bias is not None:
+            wanted[f"{name}.bias".lstrip(".")] = module.bias
     for name, tensor in floats.items():
         if name not in wanted:
             raise ValueError(f"it has a tensor {name!r}, and the skeleton has none")
@@ -230,7 +305,9 @@ def _load_floats(net: nn.Module, floats: dict[str, Tensor]) -> None:
                 f"its tensor {name!r} has the shape {tuple(tensor.shape)}, and that of the "
                 f"skeleton {tuple(wanted[name].shape)}"
             )
-    missing = [name for name in wanted if name not in floats]
+    filled = {t.data_ptr() for name, t in wanted.items() if name in floats}
+    missing = [n for n, t in wanted.items() if n not in floats and n not in tied]
+    missing = [n for n in missing if wanted[n].data_ptr() not in filled]  # tied by the skeleton
     if missing:
         raise ValueError(f"the skeleton has a tensor {missing[0]!r}, and it has none")
     for name, tensor in floats.items():

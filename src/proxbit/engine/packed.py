@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxbit import maps
-from proxbit.engine import kernels, ops
-from proxbit.engine.bits import pack_rows, unpack_bits
+from proxbit.core import maps
+from proxbit.engine import ops
 from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
-from proxbit.engine.contents import PackedWeight
-from proxbit.engine.forms import EXACT, Form, Kernel, lay_out
-from proxbit.nn.accumulators import cyclic, wrap
+from proxbit.engine.forms import EXACT, Kernel, PackedForm, lay_out
+from proxbit.kernels import inference as kernels
+from proxbit.nn.accumulators import cyclic_values, wrap
 from proxbit.nn.product import scaled
+from proxbit.packfile.bits import pack_rows, unpack_bits
+from proxbit.packfile.contents import PackedWeight
 
 Route = str  # "bits" or "float"
 
@@ -52,13 +53,14 @@ class PackedLayer(nn.Module):
         """Take the packed weight; ``bias`` stays the tensor or Parameter that it is."""
         super().__init__()
         self.shape, self.task, self.pad_value = weight.shape, weight.task, weight.pad_value
+        self.layout = weight.layout
         self.register_buffer("bits", weight.bits)
         self.register_buffer("scale", torch.ones(1) if weight.scale is None else weight.scale)
         self.register_buffer("shift", weight.shift)
         self.register_parameter("bias", None)
         if bias is not None:
             self.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, False)
-        self.form = Form(
+        self.form = PackedForm(
             weight.shape[0] // groups, math.prod(weight.shape[1:]), groups,
             weight.task != "BW", weight.register_bits, weight.slope,
             int(weight.pad_value > 0), precision, math.prod(weight.shape[2:]),
@@ -98,7 +100,7 @@ class PackedLayer(nn.Module):
         form = self.form
         return PackedWeight(
             name, self.shape, self.bits, self.scale, None, self.task, form.register_bits,
-            form.slope, self.pad_value, self.shift,
+            form.slope, self.pad_value, self.shift, self.layout,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------ on bits
@@ -175,14 +177,14 @@ class PackedLayer(nn.Module):
         """The unpacked weight: +-1 with binary inputs, +-scale with float ones; made once."""
         if self._dense is None or self._dense.device != self.bits.device:
             signs = self._unpacked()
-            if torch.compiler.is_compiling():
+            if ops.in_graph():
                 return signs
             self._dense = signs
         return self._dense
 
     def _unpacked(self) -> Tensor:
         # Not in inference mode, whose tensors could serve no call outside of it.
-        with nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False):
+        with nullcontext() if ops.in_graph() else torch.inference_mode(False):
             signs = unpack_bits(self.bits, self.shape)
             if not self.form.binary:
                 signs = signs * self._per_output(self.scale, self.shape[1:])
@@ -191,8 +193,10 @@ class PackedLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The float weight, +-scale, for code that reads it without calling the layer."""
-        factor = self._per_output(self.scale, self.shape[1:]) if self.form.binary else 1.0
-        return self.dense() * factor
+        dense = self.dense()
+        if self.form.binary:
+            dense = dense * self._per_output(self.scale, self.shape[1:])
+        return dense if self.layout is None else self.layout.back(dense)
 
     def by_torch(self, x: Tensor, op: Callable[..., Tensor]) -> Tensor:
         """The same product without kernels; ``op(x, weight, bias)`` multiplies."""
@@ -212,7 +216,7 @@ class PackedLayer(nn.Module):
         """From sums of signs to the output: register, scale, bias."""
         if self.form.register_bits:
             held = wrap(sums, self.form.register_bits)
-            sums = cyclic(held, self.form.register_bits, self.form.slope)
+            sums = cyclic_values(held, self.form.register_bits, self.form.slope)
         trailing = self.shape[2:]
         bias = None if self.bias is None else self._per_output(self.bias, trailing)
         return scaled(sums, self._per_output(self._scales(), trailing), bias)
@@ -248,9 +252,21 @@ class PackedLayer(nn.Module):
         """A kernel points into memory: a copy makes its own, and no other process gets it."""
         return self.__dict__ | {"_kernel": None, "_operands": None, "_dense": None}
 
+    def __prepare_scriptable__(self) -> None:
+        """Called by torch.jit.script."""
+        refuse_script()
+
     def extra_repr(self) -> str:
         """Shape, task and route."""
         return f"{'x'.join(map(str, self.shape))}, {self.task}, {self.route}"
+
+
+def refuse_script() -> None:
+    """TorchScript compiles Python to its own language, which knows no kernels."""
+    raise NotImplementedError(
+        "torch.jit.script cannot compile packed layers: use torch.jit.trace(net, example) or "
+        "torch.export, which take down what they call"
+    )
 
 
 def _require_fitting(weight: PackedWeight, bias: Tensor | None, groups: int) -> None:

@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-import copy
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from proxbit.convert import binary_weights
-from proxbit.engine import kernels
-from proxbit.engine.attention import PackedMultiheadAttention, projection_names
-from proxbit.engine.bits import pack_bits
-from proxbit.engine.contents import PackedWeight
+from proxbit.engine.copying import packed_copy
 from proxbit.engine.forms import EXACT, INPUT8
 from proxbit.engine.fusing import fuse
-from proxbit.engine.layers import PackedConv1d, PackedConv2d, PackedLinear
-from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed import packed_layers
 from proxbit.engine.routes import choose_routes, guess_routes, usual_input
-from proxbit.nn import BinaryConv1d, BinaryConv2d, BinaryLinear, BinaryMultiheadAttention
-from proxbit.nn.accumulators import WrapAccumulator
-from proxbit.nn.product import BinaryProduct
-from proxbit.nn.quantizers import InputQuantizer
-from proxbit.text import few, unknown
+from proxbit.engine.unpacked import unpacked_weights
+from proxbit.kernels import inference as kernels
+from proxbit.nn import BinaryWeight, parametrized
+from proxbit.nn.model_weights import binary_weights
+from proxbit.nn.probing import warn_of_unused
+from proxbit.util.text import few, unknown
 
 PRECISIONS = {"exact": EXACT, "input8": INPUT8}
-_CONVS: dict[type[nn.Module], Any] = {nn.Conv1d: PackedConv1d, nn.Conv2d: PackedConv2d}
 
 
 def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> nn.Module:
     """A network for inference whose hard layers hold one bit per weight.
 
-    The hard model stays as it is; float modules and Parameters are shared with it, so what casts or
-    moves the one does it to these modules of both. BWA and BWAA give the hard model's sums bit for
-    bit, BW the same up to float32 rounding.
+    It is a copy: nothing that happens to it reaches the hard model, nor the reverse. BWA and BWAA
+    give the hard model's sums bit for bit, BW the same up to float32 rounding. Binary weights of
+    modules without a packed form (an LSTM, a transposed convolution) stay floats in memory and
+    become bits in a file; a KernelWarning names them, and so does :func:`proxbit.summary`.
 
     Args:
         model: A binarized model after :func:`proxbit.harden`.
         example: An input (or tuple of inputs, or dict of keywords). With it each layer is timed
-            both ways on this machine and keeps the faster one; a model of
-            :func:`proxbit.models.build` that knows its image size is timed on one image without it.
+            both ways on this machine and keeps the faster one, and a warning names binary weights
+            that the model does not use there; a model of :func:`proxbit.models.build` that knows
+            its image size is timed on one image without it.
         precision: "exact", or "input8" to round the float inputs of BW layers to 8 bits each, which
             is faster and less exact.
     """
     inputs = find_precision(precision)
     _require_hard(model)
-    with torch.no_grad():
-        memo: dict[int, Any] = {}
-        for module in model.modules():
-            packed = packed_twin(module, inputs)
-            if packed is not None:
-                memo[id(module)] = carry_over(module, packed)
-        net = share(model, memo)
-    names = dict.fromkeys(w.quantizer.method.name for w in binary_weights(model))
-    net._proxbit_method = ", ".join(names)
+    if example is not None:
+        warn_of_unused(model, example)
+    net = packed_copy(model, inputs)
+    _tell_unpacked(net)
     finish(net, example)
     return net
 
@@ -65,8 +57,21 @@ def find_precision(name: str) -> int:
     return PRECISIONS[name]
 
 
+def _tell_unpacked(net: nn.Module) -> None:
+    names = [name for name, _, _ in unpacked_weights(net)]
+    names += [weight.name for weight in binary_weights(net)]
+    if names:
+        warnings.warn(
+            f"no packed kernel fits {few(names)}: torch computes with floats there; a file still "
+            "holds one bit per weight",
+            kernels.KernelWarning,
+            stacklevel=3,
+        )
+
+
 def finish(net: nn.Module, example: Any) -> None:
     """Choose the faster way of each layer, then let binary layers hand bits to each other."""
+    _refuse_save_pretrained(net)
     example = usual_input(net) if example is None else example
     if example is None:
         guess_routes(net)
@@ -76,6 +81,21 @@ def finish(net: nn.Module, example: Any) -> None:
         fuse(net)
     for _, layer in packed_layers(net):
         layer.prepare()  # now, not in the middle of a trace or of the first forward
+
+
+def _refuse_save_pretrained(net: nn.Module) -> None:
+    """What transformers would write, its ``from_pretrained`` reads as another network."""
+    for module in net.modules():
+        adapters = type(module).__module__.startswith("peft.")  # saves its own float matrices
+        if hasattr(type(module), "save_pretrained") and not adapters:
+            module.__dict__["save_pretrained"] = _no_save_pretrained
+
+
+def _no_save_pretrained(*_: Any, **__: Any) -> None:
+    raise NotImplementedError(
+        "save_pretrained cannot write a packed network (from_pretrained would read a float model "
+        "with other weights): use pb.save(net, path), and pb.load(path, float_model) to read it"
+    )
 
 
 def _require_hard(model: nn.Module) -> None:
@@ -95,85 +115,25 @@ def _require_hard(model: nn.Module) -> None:
             f"a bit is +1 or -1, and {few(broken)} are not finite: the run diverged, so go back to "
             f"a checkpoint before that"
         )
+    changed = [w.name for w in weights if not _is_binary(w)] + list(_stacked(model))
+    if changed:
+        raise ValueError(
+            f"a hard weight is +scale or -scale everywhere, and {few(changed)} are not: they were "
+            "changed after pb.harden (an adapter merged, weights edited or loaded), so undo that, "
+            "or pb.restore, pb.binarize and pb.harden the model anew"
+        )
 
 
-def share(model: nn.Module, memo: dict[int, Any]) -> Any:
-    """A copy of the model's structure that shares its tensors and everything in ``memo``."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        memo.setdefault(id(tensor), tensor)
-    for module in model.modules():
-        if id(module) not in memo and not any(True for _ in module.children()):
-            memo[id(module)] = module
-    return copy.deepcopy(model, memo)
+def _stacked(model: nn.Module) -> Iterator[str]:
+    """Parametrized weights to which somebody else has added a parametrization."""
+    for prefix, module in model.named_modules():
+        for weight in parametrized.binary_weights(module, ""):
+            entry: Any = module.parametrizations[weight.name]
+            if len(entry) > 1:
+                yield f"{prefix}.{weight.name}".lstrip(".")
 
 
-def carry_over(old: nn.Module, new: nn.Module) -> nn.Module:
-    """Give a packed layer the hooks of the old one, its mode, and children that are not weights."""
-    new.train(old.training)
-    for name, value in old.__dict__.items():
-        if name.startswith("_forward") and "hooks" in name:
-            new.__dict__[name] = copy.copy(value)
-    for name, child in old.named_children():
-        if name not in ("binary", *dict(new.named_children())):
-            new.add_module(name, child)
-    return new
-
-
-def packed_twin(module: nn.Module, precision: int) -> nn.Module | None:
-    """The packed layer of a hard one; None for any other module."""
-    if isinstance(module, BinaryMultiheadAttention) and _binary(module.binary[0]):
-        return _attention_twin(module, precision)
-    if not isinstance(module, BinaryLinear | BinaryConv1d | BinaryConv2d):
-        return None
-    if not _binary(module.binary):
-        return None
-    weight = packed_weight("", module.binary, module.weight, getattr(module, "pad_value", 1.0))
-    return layer_for(module, weight, precision)
-
-
-def _attention_twin(module: BinaryMultiheadAttention, precision: int) -> nn.Module:
-    parameters = dict(module.named_parameters(recurse=False))
-    weights = []
-    for (name, rows), product in zip(projection_names(module, ""), module.binary, strict=True):
-        weight = parameters[name] if rows is None else parameters[name][slice(*rows)]
-        assert isinstance(product, BinaryProduct)
-        weights.append(packed_weight(name, product, weight))
-    twin = PackedMultiheadAttention(module, weights, precision)
-    inner = packed_twin(module.out_proj, precision)
-    if inner is not None:
-        twin.out_proj = carry_over(module.out_proj, inner)  # type: ignore[assignment]
-    return twin
-
-
-def _binary(product: Any) -> bool:
-    return bool(product.weight_quantizer.method.binary)
-
-
-def packed_weight(
-    name: str, product: BinaryProduct, weight: Tensor, pad_value: float = 1.0
-) -> PackedWeight:
-    """One hard weight in bits."""
-    signs, scale = product.weight_quantizer.split(weight)
-    inputs, register = product.input_quantizer, product.accumulator
-    wraps = isinstance(register, WrapAccumulator)
-    task = "BW" if not isinstance(inputs, InputQuantizer) else "BWAA" if wraps else "BWA"
-    shift = getattr(inputs, "shift", None)
-    return PackedWeight(
-        name=name,
-        shape=tuple(weight.shape),
-        bits=pack_bits(signs),
-        scale=None if scale is None else scale.detach().float().flatten().cpu(),
-        task=task,
-        register_bits=register.bits if isinstance(register, WrapAccumulator) else 0,
-        slope=register.k if isinstance(register, WrapAccumulator) else 2.0,
-        pad_value=pad_value,
-        shift=None if shift is None else shift.detach().float().flatten().clone(),
-    )
-
-
-def layer_for(module: nn.Module, weight: PackedWeight, precision: int = EXACT) -> PackedLayer:
-    """The packed layer with the geometry and the bias of a linear layer or convolution."""
-    if isinstance(module, nn.Linear):
-        return PackedLinear(weight, module.bias, precision=precision)
-    kind = next(kind for kind in _CONVS if isinstance(module, kind))
-    return _CONVS[kind](weight, module, precision)
+def _is_binary(weight: BinaryWeight) -> bool:
+    """Whether every value is exactly plus or minus its scale."""
+    _, scale = weight.quantizer.split(weight.latent)
+    return scale is None or bool((weight.latent.abs() == scale).all())

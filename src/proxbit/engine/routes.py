@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.timing import race
-from proxbit.probing import run
+from proxbit.nn.probing import run
 
 _SECONDS = 0.06  # spent on each layer
 MOST_SIDE, MOST_PATCHES = 512, 64  # of an image that is tried unasked

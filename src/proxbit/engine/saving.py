@@ -7,16 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from proxbit._version import __version__
-from proxbit.convert import binary_weights
-from proxbit.engine.attention import PackedMultiheadAttention
-from proxbit.engine.bits import pack_bits
-from proxbit.engine.contents import About, Contents, PackedWeight
-from proxbit.engine.file import write
 from proxbit.engine.fusing import Folded
 from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed_attention import PackedMultiheadAttention
+from proxbit.engine.twins import packed_weight
+from proxbit.engine.unpacked import in_bits, unpacked_weights
+from proxbit.nn.model_weights import own
+from proxbit.nn.product import BinaryProduct
+from proxbit.packfile.contents import About, Contents, PackedWeight
+from proxbit.packfile.file import write
 
 # Modules that a file can name in the place of a ReLU.
 REPLACEMENTS: dict[str, type[nn.Module]] = {
@@ -58,21 +60,78 @@ def save(
 
 def contents(net: nn.Module) -> Contents:
     """What a file of this packed network holds."""
-    if not any(True for _ in packed_layers(net)):
+    _require_packed(net)
+    weights, floats = dict(_weights(net)), dict(_floats(net))
+    whole = {id(t): name for name, t, _ in unpacked_weights(net)}
+    tied = _other_names({name: _identity(weight) for name, weight in weights.items()})
+    tied |= _other_names({name: id(t) for name, t in floats.items()}, whole)
+    kept = tuple(weight for name, weight in weights.items() if name not in tied)
+    binary = {weight.name for weight in kept}
+    rest = {n: t.detach() for n, t in floats.items() if n not in tied and n not in binary}
+    return Contents(kept, rest, _about(net, kept), tied)
+
+
+def _require_packed(net: nn.Module) -> None:
+    packed = any(True for _ in packed_layers(net)) or any(True for _ in unpacked_weights(net))
+    if not packed and not hasattr(net, "_proxbit_method"):
         raise ValueError("this network is not packed: call pb.pack(pb.harden(model)) first")
-    weights = tuple(_weights(net))
-    skip = tuple(own_names(net))
-    binary = {w.name for w in weights}
+
+
+def _identity(w: PackedWeight) -> Any:
+    """What two layers must have in common for one weight in the file to serve both."""
+    shift = None if w.shift is None else id(w.shift)
+    return id(w.bits), shift, w.task, w.register_bits, w.slope, w.pad_value
+
+
+def _other_names(held: dict[str, Any], known: dict[Any, str] | None = None) -> dict[str, str]:
+    """From the second name of a tensor on, the first one."""
+    first = dict(known or {})
+    for name, tensor in held.items():
+        first.setdefault(tensor, name)
+    return {name: first[tensor] for name, tensor in held.items() if first[tensor] != name}
+
+
+def _weights(net: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
+    """Every binary weight by its label; at a second place of its layer under a second one."""
+    for name, module in net.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        if isinstance(module, PackedMultiheadAttention):
+            found = module.packed(prefix)
+        elif isinstance(module, PackedLayer) and not inside_attention(net, name):
+            found = iter([module.packed(f"{prefix}weight")])
+        else:
+            found = _hard_weights(name, module)
+        yield from ((weight.label, weight) for weight in found)
+    for name, tensor, note in unpacked_weights(net):
+        yield name, in_bits(name, tensor, note)
+
+
+def _hard_weights(name: str, module: nn.Module) -> Iterator[PackedWeight]:
+    """Those of a binary layer of the user's own, which has no packed twin."""
+    for weight in own(name, module):
+        if not weight.quantizer.method.binary:
+            continue
+        product = next((m for m in module.children() if isinstance(m, BinaryProduct)), None)
+        packed = packed_weight(weight, product)
+        if packed.task != "BW":
+            raise ValueError(
+                f"a file cannot hold {weight.name!r}: {type(module).__name__} has binary inputs "
+                "and a forward of its own, which no skeleton knows; keep it float, or in task BW"
+            )
+        yield packed
+
+
+def _floats(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every other tensor under the name that the float network has for it, tied ones repeatedly."""
+    skip = own_names(net)
     folded = [f"{name}." for name, module in net.named_modules() if isinstance(module, Folded)]
-    floats = {
-        _unfolded(name, folded): tensor.detach()
-        for name, tensor in net.state_dict().items()
-        if not name.startswith(skip) and name not in binary
-    }
-    for name, layer in packed_layers(net):
-        if layer.bias is not None and not inside_attention(net, name):
-            floats[f"{name}.bias"] = layer.bias.detach()
-    return Contents(weights, floats, _about(net, weights))
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if name not in skip:
+            yield _unfolded(name, folded), tensor
+    for name, module in net.named_modules(remove_duplicate=False):
+        packed = isinstance(module, PackedLayer) and not inside_attention(net, name)
+        if packed and module.bias is not None:
+            yield f"{name}.bias".lstrip("."), module.bias
 
 
 def _unfolded(name: str, folded: list[str]) -> str:
@@ -83,29 +142,14 @@ def _unfolded(name: str, folded: list[str]) -> str:
     return name
 
 
-def _weights(net: nn.Module) -> Iterator[PackedWeight]:
-    for name, module in net.named_modules():
-        prefix = f"{name}." if name else ""
-        if isinstance(module, PackedMultiheadAttention):
-            yield from module.packed(prefix)
-        elif isinstance(module, PackedLayer) and not inside_attention(net, name):
-            yield module.packed(f"{prefix}weight")
-    for weight in binary_weights(net):  # parametrized ones: float in memory, bits in the file
-        if weight.quantizer.hard:
-            signs, scale = weight.quantizer.split(weight.latent)
-            flat = None if scale is None else scale.float().flatten()
-            shape = tuple(signs.shape)
-            yield PackedWeight(weight.name, shape, pack_bits(signs), flat)
-
-
-def own_names(net: nn.Module) -> Iterator[str]:
+def own_names(net: nn.Module) -> set[str]:
     """Where packed layers keep their tensors: not a part of the float network's names."""
-    for name, module in net.named_modules(remove_duplicate=False):
-        prefix = f"{name}." if name else ""
-        if isinstance(module, PackedMultiheadAttention):
-            yield f"{prefix}projections."
-        elif isinstance(module, PackedLayer):
-            yield from (f"{prefix}{part}" for part in ("bits", "scale", "shift", "bias"))
+    return {
+        f"{name}.{part}".lstrip(".")
+        for name, module in net.named_modules(remove_duplicate=False)
+        if isinstance(module, PackedLayer)
+        for part in ("bits", "scale", "shift", "bias")
+    }
 
 
 def inside_attention(net: nn.Module, name: str) -> bool:

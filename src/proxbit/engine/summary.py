@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from proxbit.engine.contents import PackedWeight
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.saving import contents
-from proxbit.probing import run
-from proxbit.report import alike
-from proxbit.text import size, table
+from proxbit.nn.probing import run
+from proxbit.packfile.contents import PackedWeight
+from proxbit.packfile.sizes import bytes_of, file_bytes
+from proxbit.util.text import alike, pattern, size, smaller, table
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class Summary:
 
     Attributes:
         parts: One per module that holds numbers.
-        bytes_packed: Bytes of all of them with one bit per binary weight, the rest as float32.
+        bytes_packed: Bytes of the file that ``save`` makes of it.
         bytes_float: Bytes of the float network.
+        bytes_header: Bytes of the file that are names and header, beside the parts.
         operations: Binary operations (products of two bits, or of a bit and a float) for the
             example; None without one.
     """
@@ -56,6 +58,7 @@ class Summary:
     bytes_packed: int
     bytes_float: int
     operations: int | None = None
+    bytes_header: int = 0
 
     @property
     def ratio(self) -> float:
@@ -76,8 +79,8 @@ class Summary:
         heads = ("layer", "kind", "", "values", "bits", "bytes", "share", "computes on")
         text = table(heads, rows)
         text += (
-            f"\n\n{size(self.bytes_packed)} packed, {size(self.bytes_float)} as float32: "
-            f"{self.ratio:.1f}x smaller"
+            f"\n\n{size(self.bytes_packed)} packed ({size(self.bytes_header)} of them names and "
+            f"header), {size(self.bytes_float)} as float32: {smaller(self.ratio)}"
         )
         if self.operations is not None:
             text += f"\n{self.operations:,} binary multiply-adds for the example"
@@ -90,27 +93,33 @@ class Summary:
         return text
 
 
-def summary(net: nn.Module, example: Any = None) -> Summary:
+def summary(
+    net: nn.Module, example: Any = None, *, float_rest: str = "float32", tables: str = "float"
+) -> Summary:
     """Layer by layer: kind, bits, bytes, share; as a whole: bytes, ratio and binary operations.
 
     Args:
         net: What :func:`pack` or :func:`load` returned.
         example: An input, to count the operations of one forward.
+        float_rest: As for :func:`save`, whose file it describes.
+        tables: The same.
     """
     held = contents(net)
+    sizes = bytes_of(held, float_rest, tables)
     counts = {} if example is None else _operations(net, example)
     layers = dict(packed_layers(net))
     parts = [_binary_part(weight, net, layers, counts) for weight in held.weights]
-    for owner, tensors in _by_owner(held.floats).items():
-        values = sum(t.numel() for t in tensors)
-        stored = sum(t.nbytes for t in tensors)
+    for owner, names in _by_owner(held.floats).items():
+        values = sum(held.floats[name].numel() for name in names)
+        stored = sum(sizes[name] for name in names)
         kind = type(net.get_submodule(owner)).__name__
         label = f"{owner}.bias" if owner in layers else owner
         parts.append(Part(label, kind, values, 8 * stored / max(1, values), stored))
-    packed = sum(part.bytes for part in parts)
+    packed = file_bytes(held, float_rest=float_rest, tables=tables)
+    header = packed - sum(part.bytes for part in parts)
     binary = sum(4 * math.prod(w.shape) for w in held.weights)
     whole = None if example is None else sum(part.operations or 0 for part in parts)
-    return Summary(tuple(parts), packed, binary + held.bytes_rest, whole)
+    return Summary(tuple(parts), packed, binary + held.bytes_rest, whole, header)
 
 
 def _binary_part(
@@ -128,10 +137,10 @@ def _binary_part(
     return Part(name, kind, math.prod(weight.shape), 1, weight.nbytes, route, counts.get(at))
 
 
-def _by_owner(floats: dict[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-    owners: dict[str, list[torch.Tensor]] = {}
-    for name, tensor in floats.items():
-        owners.setdefault(name.rpartition(".")[0], []).append(tensor)
+def _by_owner(names: Iterable[str]) -> dict[str, list[str]]:
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        owners.setdefault(name.rpartition(".")[0], []).append(name)
     return owners
 
 
@@ -140,7 +149,7 @@ def _grouped(
 ) -> dict[tuple[str, str, float, str], tuple[int, int, int]]:
     groups: dict[tuple[str, str, float, str], tuple[int, int, int]] = {}
     for part in parts:
-        key = (alike([part.name])[0] or "(the model)", part.kind, round(part.bits, 1), part.route)
+        key = (pattern(part.name) or "(the model)", part.kind, round(part.bits, 1), part.route)
         count, values, held = groups.get(key, (0, 0, 0))
         groups[key] = (count + 1, values + part.values, held + part.bytes)
     return groups

@@ -1,12 +1,12 @@
 """The paper's tables and figures as runnable grids; their results; which method to choose."""
 
-from proxbit.experiments.configs import Options
-from proxbit.experiments.grids import GRIDS, Cell
-from proxbit.experiments.paper import Figure, figure_for, paper_figures
-from proxbit.experiments.planning import Wish, plan
-from proxbit.experiments.results import ResultLine, read_results
-from proxbit.experiments.running import Event, run_cell, run_grid
-from proxbit.experiments.selecting import resume_select, select
+from proxbit.experiments.reproduce.configs import Options
+from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grids import GRIDS, Cell
+from proxbit.experiments.reproduce.paper import Figure, figure_for, paper_figures
+from proxbit.experiments.reproduce.results import ResultLine, read_results
+from proxbit.experiments.reproduce.running import Event, run_cell, run_grid
+from proxbit.experiments.selection.selecting import resume_select, select
 
 __all__ = [
     "GRIDS",

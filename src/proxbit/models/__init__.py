@@ -2,8 +2,6 @@
 
 from proxbit.models.building import build
 from proxbit.models.from_timm import keeps_classes, pretrained_classes
-from proxbit.models.loading import Loaded, load_weights
-from proxbit.models.parts import is_transformer
 from proxbit.models.resnet import (
     CifarResNet,
     cifar_resnet,
@@ -13,8 +11,10 @@ from proxbit.models.resnet import (
     resnet44,
     resnet56,
 )
-from proxbit.models.user import user_object
+from proxbit.models.structure import is_transformer
 from proxbit.models.vit import tiny_vit
+from proxbit.models.weight_loading import Loaded, load_weights
+from proxbit.util.user_objects import user_object
 
 __all__ = [
     "CifarResNet",

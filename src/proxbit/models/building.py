@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from proxbit.models import resnet
 from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.mini import MINIS
-from proxbit.models.user import user_object
 from proxbit.models.vit import tiny_vit
-from proxbit.text import first_line, unknown
+from proxbit.util.text import first_line, unknown
+from proxbit.util.user_objects import user_object
 
 RESNETS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": resnet.resnet8,

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from proxbit.compat import allow_torchvision
-from proxbit.text import few, first_line, unknown
+from proxbit.util.compat import allow_torchvision
+from proxbit.util.text import few, first_line, unknown
 
 # timm's word: ours
 _SIZES = {"num_classes": "classes", "in_chans": "channels", "img_size": "image_size"}

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from torch import Tensor, nn
 
-from proxbit.models.fitting import misfit
+from proxbit.models.weight_fitting import misfit
 
 
 def resampled(

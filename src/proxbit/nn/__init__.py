@@ -1,13 +1,22 @@
 """Binary layers, their quantizers and accumulators."""
 
+from proxbit.core.weight_layout import Layout, is_conv1d, layout_of
 from proxbit.nn.accumulators import WrapAccumulator, cyclic, overflow_penalty, wrap
-from proxbit.nn.attention import BinaryMultiheadAttention
-from proxbit.nn.layers import BinaryConv1d, BinaryConv2d, BinaryLayer, BinaryLinear, BinaryWeight
+from proxbit.nn.binary_attention import BinaryMultiheadAttention
+from proxbit.nn.binary_layers import (
+    BinaryConv1D,
+    BinaryConv1d,
+    BinaryConv2d,
+    BinaryLayer,
+    BinaryLinear,
+    BinaryWeight,
+)
 from proxbit.nn.product import TASKS, BinaryProduct, Form, Task
 from proxbit.nn.quantizers import InputQuantizer, Quantizer, WeightQuantizer
 
 __all__ = [
     "TASKS",
+    "BinaryConv1D",
     "BinaryConv1d",
     "BinaryConv2d",
     "BinaryLayer",
@@ -17,11 +26,14 @@ __all__ = [
     "BinaryWeight",
     "Form",
     "InputQuantizer",
+    "Layout",
     "Quantizer",
     "Task",
     "WeightQuantizer",
     "WrapAccumulator",
     "cyclic",
+    "is_conv1d",
+    "layout_of",
     "overflow_penalty",
     "wrap",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit import fused
-from proxbit.maps import sign
+from proxbit.core.maps import sign
+from proxbit.kernels import training as fused
 
 
 def wrap(z: Tensor, bits: int) -> Tensor:
@@ -63,6 +63,11 @@ def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
     tensor([64., 56.,  0., 44.])
     """
     return _Cyclic.apply(m, float(2 ** (bits - 1)), float(k))
+
+
+def cyclic_values(m: Tensor, bits: int, k: float) -> Tensor:
+    """The values of :func:`cyclic` alone, in plain operators: those can be traced and saved."""
+    return _Cyclic.forward(m, float(2 ** (bits - 1)), float(k))
 
 
 class _Read(torch.autograd.Function):

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from proxbit.methods import Method
+from proxbit.core.methods import Method
 from proxbit.nn.accumulators import WrapAccumulator
 from proxbit.nn.quantizers import InputQuantizer, WeightQuantizer
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxbit import fused, maps
-from proxbit.autograd import bind, measure
-from proxbit.methods import Method, Rule
-from proxbit.pairs import Pair
-from proxbit.schedules import Schedule
+from proxbit.core import maps
+from proxbit.core.methods import Method, Rule
+from proxbit.core.pairs import Pair
+from proxbit.core.schedules import Schedule
+from proxbit.kernels import training as fused
+from proxbit.nn.autograd import bind, measure
 
 
 def whole(t: Tensor) -> Tensor:
@@ -20,21 +23,27 @@ def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 
+# Quantizers that an optimizer leads, by ``attach``: nobody else tells them when signs begin.
+LED: weakref.WeakSet[Quantizer] = weakref.WeakSet()
+
+
 class Quantizer(nn.Module):
     """What weight and input quantizers share: a pair, its strength, and how they are saved.
 
-    The strength is a 0-d buffer, so that moving it never recompiles a graph. None of the state adds
-    a key to the state_dict: it travels in the state_dict's metadata, so a float checkpoint loads
-    into a binarized model and back.
+    The strength is a 0-d buffer, so that moving it never recompiles a graph, and so is ``signs``;
+    whoever copies buffers, as ``AveragedModel`` does, copies both. None of the state adds a key to
+    the state_dict: it travels in the state_dict's metadata, so a float checkpoint loads into a
+    binarized model and back.
 
     Attributes:
         strength: The present strength of the pair.
+        signs: Above 0 while the quantizer is sharp.
         step: Optimizer steps taken so far, as told by ``attach``.
         hard: Whether ``harden`` has replaced the forward map by the sign, for good.
-        sharp: Whether a sign stands behind the forward map while training goes on.
     """
 
     strength: Tensor
+    signs: Tensor
 
     def __init__(
         self, method: Method, pair: Pair, schedule: Schedule, rule: Rule, like: Tensor
@@ -42,12 +51,40 @@ class Quantizer(nn.Module):
         """Start the schedule at progress 0, on the device of ``like``."""
         super().__init__()
         self.method, self.pair, self.schedule, self.rule = method, pair, schedule, rule
-        self.step, self.hard, self.sharp = 0, False, False
+        self.step, self.hard = 0, False
         # Whether weights were loaded without this state: from a float checkpoint.
         self.stale = False
+        # Whether the step was loaded, and no step was taken since.
+        self.dated = False
         dtype = torch.promote_types(like.dtype, torch.float32)
         start = torch.tensor(float(schedule(0.0)), device=like.device, dtype=dtype)
         self.register_buffer("strength", start, persistent=False)
+        self.register_buffer("signs", torch.zeros_like(start), persistent=False)
+        self._sharp, self._read = False, (0, 0)
+
+    @property
+    def sharp(self) -> bool:
+        """Whether a sign stands behind the forward map while training goes on.
+
+        The buffer is read only after somebody wrote to it, since reading waits for the device.
+        """
+        mark = _mark(self.signs)
+        if mark != self._read and self not in LED and not self.signs.is_meta:
+            self._sharp, self._read = bool(self.signs > 0), mark
+        return self._sharp
+
+    @sharp.setter
+    def sharp(self, value: bool) -> None:
+        self._sharp = value
+        self.signs.fill_(float(value))
+        self._read = _mark(self.signs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move; ``to_empty`` would leave any value in the buffer."""
+        sharp = self.sharp
+        moved = super()._apply(fn, recurse)
+        self.sharp = sharp
+        return moved
 
     def set_strength(self, strength: float | Tensor) -> None:
         """Set the strength in place; a tensor is trusted, a number is checked."""
@@ -65,10 +102,12 @@ class Quantizer(nn.Module):
     def forward_map(self, z: Tensor) -> Tensor:
         """F(z), or its sign while the quantizer is sharp."""
         f = self.pair.forward(z, self.strength)
+        if fused.watched() and not self.pair.hard:  # one graph for both
+            return torch.where(self.signs > 0, maps.sign(f), f)
         return maps.sign(f) if self._sharpens() else f
 
     def _sharpens(self) -> bool:
-        return self.sharp and not self.pair.hard
+        return not self.pair.hard and not fused.watched() and self.sharp
 
     def saved(self) -> dict[str, Any]:
         """The state as plain numbers."""
@@ -95,7 +134,8 @@ class Quantizer(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
         )
-        if "proxbit" in local_metadata:
+        self.dated = "proxbit" in local_metadata
+        if self.dated:
             self.restored(local_metadata["proxbit"])
         else:
             self.stale = True
@@ -265,6 +305,11 @@ class InputQuantizer(Quantizer):
     def extra_repr(self) -> str:
         """The pair."""
         return self.pair.name
+
+
+def _mark(t: Tensor) -> tuple[int, int]:
+    """What changes when somebody writes to a tensor in place, or puts another one there."""
+    return id(t), 0 if t.is_inference() else t._version
 
 
 def _not_quite_zero(scale: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The theory as a tool: check a pair, recover its objective, repair it, draw it, follow a run."""
 
-from proxbit.theory.bound import Record
+from proxbit.theory.bound import TrailPoint
 from proxbit.theory.following import Trail, follow
 from proxbit.theory.galleries import gallery
 from proxbit.theory.lines import draw_linear_quantizer
@@ -11,11 +11,11 @@ from proxbit.theory.verdict import Phase, Verdict, check
 
 __all__ = [
     "Phase",
-    "Record",
     "Recovered",
     "Refused",
     "Repair",
     "Trail",
+    "TrailPoint",
     "Verdict",
     "check",
     "draw",

@@ -44,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Terms:
+class BoundTerms:
     """What one step adds to both sides.
 
     Attributes:
@@ -61,7 +61,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Record:
+class TrailPoint:
     """Both sides after a step, from the first step on.
 
     Attributes:
@@ -122,7 +122,7 @@ def distance(to: Point, point: Point) -> float:
 
 def terms(
     before: Point, after: Point, reference: Point, gradient: Array, eta: float, precision: float
-) -> Terms:
+) -> BoundTerms:
     """What one step adds, from the places before and after it and g at the place before.
 
     Args:
@@ -136,7 +136,7 @@ def terms(
     away = before.weight - reference.weight
     of_step = np.abs(away) * (np.abs(before.latent) + ROUNDINGS * eta * np.abs(gradient))
     of_sums = sum(np.abs(p.potential) + np.abs(p.weight * after.latent) for p in (reference, after))
-    return Terms(
+    return BoundTerms(
         gap=float((away * gradient).sum()),
         moved=distance(before, after),
         apart=distance(reference, after),
@@ -144,21 +144,21 @@ def terms(
     )
 
 
-def added(parts: Iterable[Terms]) -> Terms:
+def added(parts: Iterable[BoundTerms]) -> BoundTerms:
     """The terms of a whole model from those of its weights."""
     columns = np.array([(part.gap, part.moved, part.apart, part.rounding) for part in parts])
-    return Terms(*columns.sum(0).tolist())
+    return BoundTerms(*columns.sum(0).tolist())
 
 
-def first(start: float) -> Record:
+def first(start: float) -> TrailPoint:
     """Before any step: only the distance of the reference is known."""
-    return Record(0, 0.0, 0.0, 0.0, 0.0, start, start, 0.0, 0.0, 1.0, 0.0)
+    return TrailPoint(0, 0.0, 0.0, 0.0, 0.0, start, start, 0.0, 0.0, 1.0, 0.0)
 
 
-def advanced(last: Record, eta: float, step: Terms) -> Record:
+def advanced(last: TrailPoint, eta: float, step: BoundTerms) -> TrailPoint:
     """Both sides one step later."""
     left, path = last.left + eta * step.gap, last.path + step.moved
-    return Record(
+    return TrailPoint(
         step=last.step + 1,
         eta=eta,
         gap=step.gap,

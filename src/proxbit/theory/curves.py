@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proxbit.pairs import Map
+from proxbit.core.pairs import Map
 
 Array: TypeAlias = NDArray[np.float64]
 Pattern: TypeAlias = NDArray[Any]  # one value for each point; it changes where a choice does

@@ -13,14 +13,14 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxbit.convert import binary_weights
+from proxbit.binarization.conversion import binary_weights
 from proxbit.nn import BinaryWeight
-from proxbit.text import table
 from proxbit.theory import bound
-from proxbit.theory.bound import Record
+from proxbit.theory.bound import TrailPoint
 from proxbit.theory.premises import check_premises
 from proxbit.theory.recovery import recover
 from proxbit.theory.watching import Watched, WatchedBinary
+from proxbit.util.text import table
 
 ROWS = 10  # of a printed trail
 
@@ -35,7 +35,7 @@ class Trail:
 
     def __init__(self, optimizer: Optimizer, watched: list[Watched]) -> None:
         """Start at the present weights; :func:`follow` checks and chooses what is watched."""
-        self.records: list[Record] = []
+        self.records: list[TrailPoint] = []
         self.ended = ""
         self._watched = watched
         self._start = sum(bound.distance(one.reference, one.here) for one in watched)
@@ -159,6 +159,11 @@ def _watch_binary(weights: list[BinaryWeight], names: dict[int, str]) -> list[Wa
     """Tied weights are one weight with several uses; equal pairs are recovered once."""
     uses: dict[tuple[int, str], list[BinaryWeight]] = {}
     for weight in weights:
+        if weight.layout is not None:
+            raise ValueError(
+                f"{weight.name!r} does not hold its output channels first, and follow compares "
+                "weights as their Parameters hold them: leave it float with skip="
+            )
         uses.setdefault((id(weight.parameter), str(weight.rows)), []).append(weight)
     recovered = cache(recover)
     return [
@@ -171,13 +176,13 @@ def _watch_binary(weights: list[BinaryWeight], names: dict[int, str]) -> list[Wa
     ]
 
 
-def _plain(record: Record) -> dict[str, Any]:
+def _plain(record: TrailPoint) -> dict[str, Any]:
     data = asdict(record) | {"mean_gap": record.mean_gap, "bound": record.bound}
     finite = {key: value if math.isfinite(value) else None for key, value in data.items()}
     return finite | {"holds": record.holds}
 
 
-def _in_columns(records: list[Record]) -> str:
+def _in_columns(records: list[TrailPoint]) -> str:
     """The first step, the last, and steps at equal ratios between."""
     chosen = np.unique(np.geomspace(1, len(records), ROWS).round().astype(int)) - 1
     head = ("step", "eta", "gap", "left", "right", "mean gap", "bound", "equal")

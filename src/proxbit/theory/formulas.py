@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from proxbit import maps, pairs, prox
-from proxbit.methods import PC, PQ, PTB, RPC, Method, Rule
-from proxbit.text import percent
+from proxbit.core import maps, pairs, prox
+from proxbit.core.methods import PC, PQ, PTB, RPC, Method, Rule
+from proxbit.util.text import percent
 
 LETTERS = "s is the strength, k = max(1/s, 1), a a learned shift per output channel"
 SIGNS = "signs: in the last steps the network sees the sign of F, and what trains is (sign of F, B)"
@@ -83,7 +83,7 @@ def formulas(method: Method) -> tuple[Formula, Formula]:
 def strength(method: Method) -> str:
     """The strength of a method over a run; "none" where its maps have none.
 
-    >>> from proxbit.methods import METHODS
+    >>> from proxbit.core.methods import METHODS
     >>> [strength(METHODS[key]) for key in ("bc", "bnn++", "pq")]
     ['none', '1 to 3, log; 50 % signs', 'rate times λ, λ 0 to 0.3']
     """
@@ -97,7 +97,7 @@ def strength(method: Method) -> str:
 def input_strength(method: Method) -> str:
     """The strength of a method's inputs over a run; empty where it is that of the weights.
 
-    >>> from proxbit.methods import METHODS
+    >>> from proxbit.core.methods import METHODS
     >>> input_strength(METHODS["bnn++"]), input_strength(METHODS["bc"])
     ('1 to 5', '')
     """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxbit import pairs
-from proxbit.pairs import Pair
+from proxbit.core import pairs
+from proxbit.core.pairs import Pair
 from proxbit.theory.layout import lay_out
 from proxbit.theory.lines import RHO, SHIFTS, VARRHO
 from proxbit.theory.pictures import (
@@ -17,13 +17,12 @@ from proxbit.theory.pictures import (
     INK,
     SPAN,
     blank,
-    check_place,
     forward_and_backward,
     place,
     room,
-    write,
 )
 from proxbit.theory.verdict import check
+from proxbit.util.figures import check_place, write_figure
 
 if TYPE_CHECKING:
     from proxbit.theory.pictures import Axes, Figure
@@ -83,7 +82,7 @@ def gallery(path: str | Path, shown: Sequence[Shown] = CATALOGUE, columns: int =
     if not shown or columns < 1:
         raise ValueError("a gallery needs at least one pair and one column")
     verdicts = [check(one.pair, one.strength).answer for one in shown]
-    write(path, lambda: _of_many(shown, verdicts, columns))
+    write_figure(path, lambda: _of_many(shown, verdicts, columns))
 
 
 def _of_many(shown: Sequence[Shown], verdicts: Sequence[str], columns: int) -> Figure:

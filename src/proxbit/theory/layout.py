@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from proxbit.pairs import Pair
+from proxbit.core.pairs import Pair
 from proxbit.theory.axis import NEAREST, REACH, ROUNDINGS, Axis, Bools, gap_of, region_of
 from proxbit.theory.curves import MOST, Array, Curve, changes, cuts
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from proxbit.prox import linear_quantizer
-from proxbit.theory.pictures import BACKWARD, FAINT, FORWARD, INK, blank, check_place, place, write
+from proxbit.core.prox import linear_quantizer
+from proxbit.theory.pictures import BACKWARD, FAINT, FORWARD, INK, blank, place
+from proxbit.util.figures import check_place, write_figure
 
 if TYPE_CHECKING:
     from proxbit.theory.pictures import Axes, Figure
@@ -34,7 +35,7 @@ def draw_linear_quantizer(path: str | Path, panels: Sequence[tuple[float, float]
     wrong = [pair for pair in panels if not all(0 <= shift <= 1 for shift in pair)]
     if not panels or wrong:
         raise ValueError(f"a panel is two shifts from 0 to 1, not {wrong[0] if wrong else panels}")
-    write(path, lambda: _side_by_side(panels))
+    write_figure(path, lambda: _side_by_side(panels))
 
 
 def _side_by_side(panels: Sequence[tuple[float, float]]) -> Figure:

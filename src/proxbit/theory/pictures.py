@@ -6,23 +6,21 @@ the pair does not decide P, T or r, the picture shows our choice.
 
 from __future__ import annotations
 
-import io
-import os
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from proxbit.pairs import Pair
+from proxbit.core.pairs import Pair
 from proxbit.theory.axis import Axis
 from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out
 from proxbit.theory.places import Segment
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.verdict import Verdict, check
+from proxbit.util.figures import check_place, write_figure
 
 Drawable: TypeAlias = Callable[[Array], Array]
 
@@ -33,30 +31,7 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD, INK = "#D55E00", "#0072B2", "#222222"  # two of Okabe and Ito's, and near black
 PALE, FAINT = "#EFEFEF", "#BBBBBB"
 SPAN = 2.0  # how far the axis is drawn, unless a pair breaks further out
-SUFFIXES = (".png", ".svg")
 POINTS = 241
-LOOK = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
-    "svg.fonttype": "none",  # letters stay letters: a third of the size, and they can be read aloud
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": "#777777",
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "xtick.major.size": 2,
-    "ytick.major.size": 2,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 3.4,
-    "lines.markeredgewidth": 0.9,
-    "lines.dashed_pattern": (2.6, 1.6),
-    "svg.hashsalt": "proxbit",
-}
 
 
 def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) -> None:
@@ -75,61 +50,12 @@ def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) 
         found = recover(pair, strength, smoothing)
     except Refused:
         verdict = check(pair, strength)
-        write(path, lambda: _of_refused(pair, strength, verdict))
+        write_figure(path, lambda: _of_refused(pair, strength, verdict))
         return
     low, high = found.domain
     if low == high:
         raise ValueError(f"F of {pair.name} is constant at strength {strength:g}: nothing to draw")
-    write(path, lambda: _of_admitted(found))
-
-
-def check_place(path: str | Path) -> None:
-    """Refuse, before any work, a picture that could not be written."""
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"a picture ends in .png or .svg, not {str(path)!r}")
-    if target.is_dir() or not target.parent.is_dir():
-        why = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}"
-        raise ValueError(f"cannot write {str(path)!r}: {why}")
-    _matplotlib()
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("plots need matplotlib: pip install proxbit[plot]") from error
-    return matplotlib
-
-
-def write(path: str | Path, figure: Callable[[], Figure]) -> None:
-    """The whole picture or nothing; the same bytes for the same pair."""
-    target, data = Path(path), io.BytesIO()
-    suffix = target.suffix.lower().removeprefix(".")
-    nothing = {"Software": None} if suffix == "png" else {"Date": None, "Creator": None}
-    matplotlib = _matplotlib()
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # not the user's own look: the same bytes everywhere
-        matplotlib.rcParams.update(LOOK)
-        figure().savefig(data, format=suffix, dpi=200, metadata=nothing)
-    try:
-        _replace(target, data.getvalue())
-    except OSError as error:
-        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
-
-
-def _replace(target: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, suffix=target.suffix)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp's own is for one user only
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_figure(path, lambda: _of_admitted(found))
 
 
 # One pair ----------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from proxbit.convert import binary_weights, quantizers
-from proxbit.methods import PC
+from proxbit.binarization.conversion import binary_weights, quantizers
+from proxbit.core.methods import PC
 from proxbit.nn import BinaryWeight, InputQuantizer
 
 

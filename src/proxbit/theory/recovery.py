@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxbit.pairs import Pair
+from proxbit.core.pairs import Pair
 from proxbit.theory.axis import Axis, gap_of, runs
 from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out

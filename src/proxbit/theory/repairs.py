@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit import maps, prox
-from proxbit.maps import Strength
-from proxbit.pairs import Map, Pair, from_derivative, from_transform, monotone_bnn_plus_plus
+from proxbit.core import maps, prox
+from proxbit.core.maps import Strength
+from proxbit.core.pairs import Map, Pair, from_derivative, from_transform, monotone_bnn_plus_plus
 from proxbit.theory.judging import judge
 from proxbit.theory.layout import lay_out
 from proxbit.theory.verdict import Verdict, check

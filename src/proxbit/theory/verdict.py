@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from proxbit.methods import PC, Method
-from proxbit.pairs import Pair, sharpened
-from proxbit.schedules import Schedule
-from proxbit.text import percent
+from proxbit.core.methods import PC, Method
+from proxbit.core.pairs import Pair, sharpened
+from proxbit.core.schedules import Schedule
 from proxbit.theory.axis import REACH
 from proxbit.theory.judging import VARIES, judge
 from proxbit.theory.layout import lay_out
 from proxbit.theory.places import Segment, describe, free_segments
+from proxbit.util.text import percent
 
 Answer = Literal["admitted", "refused", "not resolved", "admitted in part"]
 
@@ -118,7 +118,7 @@ def check(
         within: The weights to look at.
         frozen: Of a method's run: the last share of the steps, in which its signs do not change.
 
-    >>> from proxbit.methods import METHODS
+    >>> from proxbit.core.methods import METHODS
     >>> print(check(METHODS["bc"]).answer, check(METHODS["bnn+"]).answer)
     admitted refused
     """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.nn import BinaryWeight
-from proxbit.theory.bound import Point, Terms, terms
+from proxbit.theory.bound import BoundTerms, Point, terms
 from proxbit.theory.curves import Array
 from proxbit.theory.recovery import Recovered
 
@@ -63,7 +63,7 @@ class Watched:
         grad = self.parameter.grad
         return np.zeros(self.here.latent.shape) if grad is None else _array(grad)
 
-    def step(self, eta: float) -> Terms:
+    def step(self, eta: float) -> BoundTerms:
         """What the step that was just taken adds to both sides."""
         before, self.here = self.here, self.place(self.parameter.detach())
         precision = torch.finfo(self.parameter.dtype).eps

@@ -1,7 +1,7 @@
 """Training: one function behind ``proxbit train``, its parts, and what transformers need.
 
 >>> from proxbit.train import Config, fit
->>> config = Config(epochs=1, limit=2, batch=8, recalibrate=1, frozen=0.5)
+>>> config = Config(epochs=1, max_steps_per_epoch=2, batch_size=8, recalibrate=1, frozen=0.5)
 >>> [record.phase for record in fit(config)]
 ['frozen']
 """

@@ -6,11 +6,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from proxbit.text import few, last_part
 from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
 from proxbit.train.config import Config
 from proxbit.train.progress import Progress
 from proxbit.train.records import Record
+from proxbit.util.text import few, last_part
 
 _HOW = ("data_root", "download", "workers", "cpu")  # where and how fast, not what
 _PLACES = ("data", "pretrain_data", "weights", "teacher")  # folders may move

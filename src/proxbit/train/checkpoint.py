@@ -16,9 +16,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from proxbit.files import write_atomically
 from proxbit.nn.quantizers import whole
-from proxbit.train.plain import parse_json
+from proxbit.util.files import write_atomically
+from proxbit.util.schema import parse_json
 
 FORMAT = "proxbit checkpoint 1"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam and AdamW

@@ -10,8 +10,8 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from proxbit.text import unknown
-from proxbit.train.plain import check_types, read_json, record_from
+from proxbit.util.schema import check_types, read_json, record_from
+from proxbit.util.text import unknown
 
 
 def option(
@@ -90,7 +90,7 @@ class Config:
         group=_DATA,
         known=("data", "imagenet", "half"),
     )
-    hold_back: float = option(
+    val_split: float = option(
         0.0,
         "Share of the training images kept for validation; the best checkpoint is then "
         "chosen on them, otherwise on the test images.",
@@ -136,8 +136,8 @@ class Config:
     bits: int = option(8, "Width of the BWAA accumulator.", group=_BITS)
     penalty: float = option(0.0, "Weight of the overflow penalty in BWAA.", group=_BITS)
     epochs: int = option(5, "Passes over the training images.", group=_STEPS)
-    batch: int = option(128, "Images per step, over all processes.", group=_STEPS)
-    limit: int | None = option(None, "At most so many steps per epoch.", group=_STEPS)
+    batch_size: int = option(128, "Images per step, over all processes.", group=_STEPS)
+    max_steps_per_epoch: int | None = option(None, "At most so many steps per epoch.", group=_STEPS)
     optimizer: str | None = option(
         None,
         "adam, adamw or sgd (Nesterov 0.9).",
@@ -145,11 +145,13 @@ class Config:
         known=("adam", "adamw", "sgd"),
         shown="by model",
     )
-    rate: float | None = option(None, "Highest learning rate.", group=_STEPS, shown="by optimizer")
-    warmup: float = option(0.05, "Share of the steps in which the rate rises.", group=_STEPS)
-    decay: str = option(
+    lr: float | None = option(None, "Highest learning rate.", group=_STEPS, shown="by optimizer")
+    warmup: float = option(
+        0.05, "Share of the steps in which the learning rate rises.", group=_STEPS
+    )
+    lr_schedule: str = option(
         "cosine",
-        "How the rate falls afterwards.",
+        "How the learning rate falls afterwards.",
         group=_STEPS,
         known=("cosine", "linear", "constant"),
     )
@@ -158,8 +160,10 @@ class Config:
     )
     latent_decay: float = option(0.0, "Weight decay of latent weights.", group=_STEPS)
     clip_norm: float | None = option(None, "Largest norm of the gradient.", group=_STEPS)
-    accumulate: int = option(1, "Parts in which a batch is computed, to save memory.", group=_STEPS)
-    smoothing: float = option(0.0, "Label smoothing.", group=_STEPS)
+    grad_accum_steps: int = option(
+        1, "Parts in which a batch is computed, to save memory.", group=_STEPS
+    )
+    label_smoothing: float = option(0.0, "Label smoothing.", group=_STEPS)
     sharp: float | None = option(
         None,
         "Share of the steps before hardening in which a soft pair is seen as its sign.",
@@ -207,7 +211,7 @@ class Config:
     )
     pretrain_data: str | None = option(
         None,
-        "Its data, as --data; by default the same data at a tenth of the rate.",
+        "Its data, as --data; by default the same data at a tenth of the learning rate.",
         group=_PROTOCOLS,
     )
     seed: int = option(0, "Every random choice follows from it.", group=_RUN)
@@ -219,9 +223,9 @@ class Config:
         check_types(Config, vars(self))
         for each in fields(self):
             check_field(each, getattr(self, each.name))
-        if self.accumulate > self.batch:
+        if self.grad_accum_steps > self.batch_size:
             raise ValueError(
-                f"a batch of {self.batch} has no {self.accumulate} parts to accumulate"
+                f"a batch of {self.batch_size} has no {self.grad_accum_steps} parts to accumulate"
             )
 
     def to_json(self) -> str:
@@ -240,9 +244,11 @@ def read_config(path: str | Path) -> Config:
     return Config.from_dict(read_json(path), str(path))
 
 
-_POSITIVE = ("epochs", "batch", "accumulate", "limit", "image_size", "patch_size", "rate",
-             "clip_norm", "bits")  # fmt: skip
-_SHARES = ("sharp", "hold_back", "warmup", "frozen", "ema", "smoothing", "drop_path")
+_POSITIVE = (
+    "epochs", "batch_size", "grad_accum_steps", "max_steps_per_epoch", "image_size", "patch_size",
+    "lr", "clip_norm", "bits",
+)  # fmt: skip
+_SHARES = ("sharp", "val_split", "warmup", "frozen", "ema", "label_smoothing", "drop_path")
 _SEEDS = 2**63
 _NOT_NEGATIVE = (
     "sharp_strength",

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from proxbit.text import percent, size
 from proxbit.train.records import Record
 from proxbit.train.trainer import Trainer
+from proxbit.util.text import percent, size
 
 HEAD = "    epoch  phase      loss     soft     hard    flips  strength  time"
 

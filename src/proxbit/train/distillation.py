@@ -19,8 +19,9 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from proxbit.nn import BinaryMultiheadAttention
-from proxbit.probing import call
-from proxbit.train.attention_norm import attentions, blocks, observing, unfused
+from proxbit.nn.attention_norm import attentions, blocks
+from proxbit.nn.probing import call
+from proxbit.train.norm_calibration import observing, unfused
 from proxbit.train.relations import relation_distance
 
 NAMES = ("logits", "labels", "relations", "hidden")

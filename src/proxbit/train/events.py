@@ -8,7 +8,7 @@ from typing import Any
 
 from proxbit.train.records import Record
 
-CURVES = ("loss", "rate", "strength", "soft", "hard", "flips", "saturated", "overflow")
+CURVES = ("loss", "lr", "strength", "soft", "hard", "flips", "saturated", "overflow")
 
 
 def require_tensorboard() -> None:

@@ -10,26 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from proxbit.convert import binary_weights
-from proxbit.methods import find_method
-from proxbit.schedules import Schedule
-from proxbit.train.binding import (
-    ON_PURPOSE,
-    begun,
-    nothing_yet,
-    rebind,
-    record_fault,
-    require_same,
-)
+from proxbit.binarization.conversion import binary_weights
+from proxbit.core.methods import find_method
+from proxbit.core.schedules import Schedule
+from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
 from proxbit.train.config import Config
-from proxbit.train.folder import RunFolder
-from proxbit.train.plain import read_json, record_from
+from proxbit.train.distributed import Team
 from proxbit.train.records import Record, Result, keep_records, read_records
 from proxbit.train.replica import count_right, restore_quantizers
+from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import Job, prepare
-from proxbit.train.team import Team
 from proxbit.train.trainer import Trainer
+from proxbit.util.schema import read_json, record_from
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
 _CURE = f", or go on with it as it is by {ON_PURPOSE}"
@@ -230,11 +223,11 @@ def _fitting(path: Path) -> Iterator[None]:
 
 def _stage_config(config: Config) -> Config:
     """The same network held at its first strength, on other data if given, else more gently."""
-    other, rate = config.pretrain_data is not None, config.rate or 0.0
+    other, rate = config.pretrain_data is not None, config.lr or 0.0
     method = find_method(config.method, config.settings)
     return replace(
         config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
-        data=config.pretrain_data or config.data, rate=rate if other else rate / 10,
+        data=config.pretrain_data or config.data, lr=rate if other else rate / 10,
         new_head=config.new_head or other, distill=config.distill and not other,
         strength=_first(config.strength, method.schedule),
         input_strength=_first(config.input_strength, method.input_schedule),

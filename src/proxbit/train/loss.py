@@ -32,15 +32,15 @@ class Loss:
             if self.distiller is not None:
                 loss = self.distiller(x, self._smoothed(y), run=run)[0]
             else:
-                smoothing = self.config.smoothing
+                smoothing = self.config.label_smoothing
                 loss = functional.cross_entropy(run(x), y, label_smoothing=smoothing)
             return loss + self.config.penalty * penalty()
 
     def _smoothed(self, y: Tensor) -> Tensor:
         """The targets with label smoothing; soft ones were smoothed with the images."""
-        if not self.config.smoothing or y.is_floating_point():
+        if not self.config.label_smoothing or y.is_floating_point():
             return y
-        return smoothed(y, self.classes, self.config.smoothing)
+        return smoothed(y, self.classes, self.config.label_smoothing)
 
     def _sums(self) -> bool:
         """Whether there are sums of bits now: PTB has none while it trains, FP never."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from proxbit.train.plain import record_from
+from proxbit.util.schema import record_from
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from proxbit.files import write_atomically
-from proxbit.train.plain import parse_json, record_from
+from proxbit.util.files import write_atomically
+from proxbit.util.schema import parse_json, record_from
 
 _Number: TypeAlias = float
 _Share: TypeAlias = float | None  # these names because a field of Result is called float
@@ -24,7 +24,7 @@ class Record:
         step: Optimizer steps done.
         phase: "float", "soft" (the pair acts), "sharp" (its sign) or "frozen" (the signs stay).
         loss: Mean training loss of the epoch.
-        rate: Learning rate of its last step.
+        lr: Learning rate of its last step.
         strength: Strength of the first binary layer; None in float training.
         soft: Accuracy of the network as it trains.
         hard: Accuracy of its hard copy; in float training that of the network itself.
@@ -40,7 +40,7 @@ class Record:
     step: int
     phase: str
     loss: float
-    rate: float
+    lr: float
     strength: float | None
     soft: float
     hard: float

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit import maps
-from proxbit.convert import binary_weights, named_quantizers, quantizers
-from proxbit.hardening import harden, recalibrate
+from proxbit.binarization.conversion import binary_weights, named_quantizers, quantizers
+from proxbit.binarization.hardening import harden, recalibrate
+from proxbit.core import maps
 from proxbit.nn.quantizers import whole
 from proxbit.train.checkpoint import beside
 

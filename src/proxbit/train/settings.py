@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from proxbit.methods import find_method
-from proxbit.scales import SCALES
-from proxbit.schedules import Constant, Linear, Logarithmic, Schedule
-from proxbit.text import numbers
+from proxbit.core.methods import find_method
+from proxbit.core.scales import SCALES
+from proxbit.core.schedules import Constant, Linear, Logarithmic, Schedule
 from proxbit.train.config import Config
+from proxbit.util.text import numbers
 
 MOST = 0.6  # of the steps before hardening, in which a method sees signs by default
 FROZEN = {"default": 0.15, "paper": 0.0}  # the paper's strengths end with the last step

@@ -11,22 +11,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from proxbit.advice import SettingsWarning
-from proxbit.convert import binarize
-from proxbit.data import RECIPES, Loader, open_data
-from proxbit.data.folder import MEAN, STD
-from proxbit.methods import Method, find_method
+from proxbit.binarization.conversion import binarize
+from proxbit.binarization.conversion_report import Report
+from proxbit.binarization.relu import replacement
+from proxbit.core.methods import Method, find_method
+from proxbit.data import RECIPES, ImageSet, Loader, open_data
+from proxbit.data.image_folder import MEAN, STD
+from proxbit.engine.planning import planned_bytes
 from proxbit.models import build, is_transformer, keeps_classes, load_weights
-from proxbit.relu import replacement
-from proxbit.text import unknown
-from proxbit.train.attention_norm import add_attention_norms, attentions, calibrate_norms
+from proxbit.nn.attention_norm import add_attention_norms, attentions
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
+from proxbit.train.norm_calibration import calibrate_norms
 from proxbit.train.settings import parse_strength, settled
+from proxbit.util.notices import SettingsWarning
+from proxbit.util.text import unknown
 
-RELUS: dict[str, type[nn.Module] | None] = {
-    "keep": None, "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
+RELUS: dict[str, type[nn.Module] | str] = {
+    "keep": "keep", "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
 }  # fmt: skip
+FOLDER_CROP = 0.875  # images of a folder are tested on the middle of a larger one
 RATES = {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}
 INPUT_RATES = RATES | {"adam": 1e-2}  # with binary inputs
 
@@ -61,7 +65,7 @@ class Job:
         config = self.config
         recipe = RECIPES[config.augment or "none"] if augment else RECIPES["none"]
         return Loader(
-            self.data, part=part, batch=config.batch, seed=config.seed, recipe=recipe,
+            self.data, part=part, batch_size=config.batch_size, seed=config.seed, recipe=recipe,
             image_size=config.image_size, rank=rank, world=world, workers=config.workers,
             device=device,
         )  # fmt: skip
@@ -69,7 +73,7 @@ class Job:
     @property
     def part(self) -> str:
         """The images that choose the best checkpoint."""
-        return "validation" if self.config.hold_back else "test"
+        return "validation" if self.config.val_split else "test"
 
 
 def prepare(config: Config) -> Job:
@@ -82,12 +86,12 @@ def prepare(config: Config) -> Job:
     if config.normalize != "data":
         mean, std = _expected(config.normalize, data.channels)
         data = replace(data, mean=mean, std=std)
-    if config.hold_back:
-        data = data.hold_back(config.hold_back, seed=config.seed)
-    if config.batch > (count := data.count("train")):
+    if config.val_split:
+        data = data.hold_back(config.val_split, seed=config.seed)
+    if config.batch_size > (count := data.count("train")):
         raise ValueError(
-            f"a batch of {config.batch} is more than the {count} training images of {data.name}: "
-            f"choose --batch {count} or less"
+            f"a batch of {config.batch_size} is more than the {count} training images of "
+            f"{data.name}: choose --batch-size {count} or less"
         )
     # Before the network is built: a resumed run must build the same one.
     config = replace(config, image_size=config.image_size or data.image_size or 224)
@@ -154,9 +158,10 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "pipeline": "fine-tune" if tuned else "end-to-end",
         "augment": "timm" if attends else "crop",
         "optimizer": optimizer,
-        "rate": (INPUT_RATES if binary and config.task != "BW" and not alike else RATES)[optimizer],
+        "lr": (INPUT_RATES if binary and config.task != "BW" and not alike else RATES)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
-        "relu": "keep" if config.task == "BW" else "hardtanh" if alike else _in_place(method),
+        # The rule of binarize, written down: a run keeps it where another version has another.
+        "relu": "keep" if config.task == "BW" else _replacement(method, config.settings),
         "distill": binary and (config.teacher is not None or (attends and _teaches(config, model))),
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
@@ -164,9 +169,8 @@ def resolve(config: Config, model: nn.Module) -> Config:
     return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
 
 
-def _in_place(method: Method) -> str:
-    """What replaces a ReLU in front of a binary input, by its name."""
-    return replacement(method).__name__.lower()
+def _replacement(method: Method, settings: str) -> str:
+    return replacement(method, settings).__name__.lower()
 
 
 def _teaches(config: Config, model: nn.Module) -> bool:
@@ -203,8 +207,8 @@ def _binary(job: Job) -> Job:
         batches = job.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
             calibrate_norms(model, [x for x, _ in islice(batches, 4)])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SettingsWarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SettingsWarning)  # what they say is in the report's notes
         report = binarize(
             model, config.method, config.task,  # type: ignore[arg-type]
             settings=config.settings, schedule=parse_strength(config.strength), scale=config.scale,
@@ -217,9 +221,23 @@ def _binary(job: Job) -> Job:
         )  # fmt: skip
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
     line = f"{sum(each.binary for each in report.layers)} of {len(report.layers)} layers are binary"
-    advice = dict.fromkeys([*report.notes, *(str(each.message) for each in caught)])
-    notes = (*job.notes, line, *advice)
-    return replace(job, notes=notes, sizes=(report.bytes_float, report.bytes_packed))
+    notes = (*job.notes, line, *report.notes)
+    return replace(job, notes=notes, sizes=(report.bytes_float, _packed_bytes(job, report)))
+
+
+def _packed_bytes(job: Job, report: Report) -> int:
+    """Bytes of the file that ``proxbit pack`` will make of this run, if it is a binary one."""
+    if not report.binary:
+        return report.bytes_packed
+    return planned_bytes(job.model, job.data.classes, input_of(job))
+
+
+def input_of(job: Job) -> dict[str, Any]:
+    """What the network of a run expects, for the header of its file."""
+    data, side = job.data, job.config.image_size
+    crop = {} if isinstance(data, ImageSet) else {"crop": FOLDER_CROP}
+    form = {"shape": [data.channels, side, side], "mean": list(data.mean), "std": list(data.std)}
+    return form | crop
 
 
 def _layout(model: nn.Module) -> torch.memory_format:

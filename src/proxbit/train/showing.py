@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from proxbit.text import table
-from proxbit.theory.pictures import check_place, write
 from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
-from proxbit.train.folder import RunFolder
 from proxbit.train.records import Record, read_records
+from proxbit.train.run_folder import RunFolder
+from proxbit.util.figures import check_place, write_figure
+from proxbit.util.text import last_part, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,20 +79,37 @@ def draw_runs(views: list[RunView], path: str) -> None:
     empty = [view.name for view in views if not view.records]
     if empty:
         raise ValueError(f"{empty[0]!r} has no finished epoch yet: nothing to draw")
-    write(path, lambda: _figure(views))
+    write_figure(path, lambda: _figure(views))
+
+
+def labels(views: list[RunView]) -> list[str]:
+    """A name for each curve: method and task, what else sets the runs apart, and the folder."""
+    options: list[tuple[str, ...]] = [(v.config.method, v.config.task) for v in views]
+    for name in ("model", "data", "seed", "epochs"):
+        values = [getattr(view.config, name) for view in views]
+        if len(set(values)) > 1:
+            words = [f"{name} {v}" if isinstance(v, int) else last_part(v) for v in values]
+            options = [(*option, word) for option, word in zip(options, words, strict=True)]
+    folders = [PurePath(view.name).name or view.name for view in views]
+    if len(set(folders)) < len(folders):
+        folders = [view.name for view in views]
+    return [f"{', '.join(o)} ({f})" for o, f in zip(options, folders, strict=True)]
 
 
 def _figure(views: list[RunView]) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(11, 6.2), layout="constrained")
+    figure, names = Figure(figsize=(11, 6.2), layout="constrained"), labels(views)
     for axes, (name, title, factor) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
-        for view in views:
+        for view, label in zip(views, names, strict=True):
             points = [(r.epoch, getattr(r, name)) for r in view.records]
             known = [(x, factor * y) for x, y in points if y is not None]
-            axes.plot(*zip(*known, strict=True) if known else ([], []), marker=".", label=view.name)
+            axes.plot(*zip(*known, strict=True) if known else ([], []), marker=".", label=label)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize=8)
+    lines = figure.axes[0].get_lines()
+    figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxbit.convert import binary_weights
-from proxbit.diagnosis import diagnose
-from proxbit.hardening import harden
-from proxbit.hooks import attach
+from proxbit.binarization.attachment import attach
+from proxbit.binarization.conversion import binary_weights
+from proxbit.binarization.diagnosis import diagnose
+from proxbit.binarization.hardening import harden
 from proxbit.train.binding import bound
 from proxbit.train.checkpoint import (
     load_optimizer,
@@ -24,11 +24,12 @@ from proxbit.train.checkpoint import (
     save_checkpoint,
     under,
 )
-from proxbit.train.folder import RunFolder
-from proxbit.train.judging import Judge
+from proxbit.train.distributed import Team
+from proxbit.train.divergence import Interrupted, refuse_broken, refuse_divergence
+from proxbit.train.evaluation import Judge
 from proxbit.train.loss import Loss
+from proxbit.train.lr_schedules import make_optimizer, rate_at, set_rate
 from proxbit.train.progress import Progress, read_progress
-from proxbit.train.rates import make_optimizer, rate_at, set_rate
 from proxbit.train.records import Record, Result, append_record
 from proxbit.train.replica import (
     Average,
@@ -38,9 +39,8 @@ from proxbit.train.replica import (
     rest_shifts,
     restore_quantizers,
 )
+from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import Job
-from proxbit.train.team import Team
-from proxbit.train.trouble import Interrupted, refuse_broken, refuse_divergence
 
 SAVE_SECONDS = 300.0
 
@@ -62,7 +62,9 @@ class Trainer:
         self.binary = any(w.quantizer.method.binary for w in binary_weights(self.core))
         self.judge, self.progress = Judge(job, team, self.core), Progress()
         self.train = job.loader("train", True, team.device, team.rank, team.world)
-        self.epoch_steps = min(self.train.steps, self.config.limit or self.train.steps)
+        self.epoch_steps = min(
+            self.train.steps, self.config.max_steps_per_epoch or self.train.steps
+        )
         self.steps = self.config.epochs * self.epoch_steps
         frozen = math.ceil((self.config.frozen or 0) * self.steps) if self.binary else 0
         self.soft_steps = self.steps - frozen
@@ -122,8 +124,8 @@ class Trainer:
     def rate(self) -> float:
         """The learning rate of the next step."""
         config = self.config
-        share = rate_at(self.progress.step, self.steps, config.warmup, config.decay)
-        return share * (config.rate or 0.0)
+        share = rate_at(self.progress.step, self.steps, config.warmup, config.lr_schedule)
+        return share * (config.lr or 0.0)
 
     @property
     def phase(self) -> str:
@@ -189,7 +191,11 @@ class Trainer:
         _seed(self.team.device, _mixed(self.config.seed, self.progress.step, self.team.rank))
         set_rate(self.raw, self.rate)
         parts = list(
-            zip(x.chunk(self.config.accumulate), y.chunk(self.config.accumulate), strict=True)
+            zip(
+                x.chunk(self.config.grad_accum_steps),
+                y.chunk(self.config.grad_accum_steps),
+                strict=True,
+            )
         )
         losses = []
         # Only now: freed after the step, gradients let the heap shrink and grow again each time.
@@ -266,7 +272,7 @@ class Trainer:
         loss = self.progress.loss / self.epoch_steps
         return Record(
             epoch=self.epoch, step=self.progress.step, phase=self.phase, loss=loss,
-            rate=float(self.raw.param_groups[0]["lr"]), strength=strength, soft=soft, hard=hard,
+            lr=float(self.raw.param_groups[0]["lr"]), strength=strength, soft=soft, hard=hard,
             flips=flips, saturated=saturated, overflow=overflow, seconds=seconds,
             part=self.job.part, best=best,
         )  # fmt: skip

@@ -1,0 +1,284 @@
+"""Update rule, strength and the turn to signs as hooks on any ``torch.optim.Optimizer``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from operator import index
+from typing import Any, SupportsIndex
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from proxbit.binarization import advice
+from proxbit.binarization.conversion import binary_weights, named_quantizers, once, quantizers
+from proxbit.binarization.resuming import OptimizerMemory, bare, unwrapped
+from proxbit.core.methods import Method
+from proxbit.nn import BinaryWeight, Quantizer
+from proxbit.nn.quantizers import LED
+
+_ATTACHED: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
+
+
+class Attachment:
+    """What ``attach`` put on an optimizer.
+
+    It keeps no time of its own: the step counter lives in the model's quantizers. It travels in the
+    metadata of ``model.state_dict()`` and, for savers that keep only a model's tensors, in
+    ``optimizer.state_dict()``. Where neither is kept, save :meth:`state_dict`.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, steps: int, clip: float | str | None
+    ) -> None:
+        """Collect what the hooks need; :func:`attach` checks and registers."""
+        self.weights = binary_weights(model)
+        self.quantizers = named_quantizers(model)
+        self.steps, self.clip = steps, clip
+        self._memory = OptimizerMemory(self.quantizers, self.weights)
+        LED.update(self.quantizers.values())
+        self._handles = [
+            *self._memory.register(optimizer),
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self.refresh(optimizer)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken so far."""
+        return next(iter(self.quantizers.values())).step
+
+    @property
+    def progress(self) -> float:
+        """From 0 at the first step to 1 at the last one of ``steps``."""
+        return min(self.step / max(self.steps - 1, 1), 1.0)
+
+    def refresh(self, optimizer: Optimizer) -> None:
+        """Set every strength from the schedule, the present step and, where it counts, the rate.
+
+        From the step on where a method's signs begin, its quantizers are sharp. The schedule of the
+        weights ends there; that of the inputs, whose backward map goes on to matter, runs through.
+        """
+        for quantizer in self.quantizers.values():
+            if not quantizer.sharp and self._sees_signs(quantizer.method):
+                quantizer.sharp = True
+        rates = _rates(optimizer)
+        inputs = set(self.quantizers.values()) - {w.quantizer for w in self.weights}
+        for quantizer in inputs:
+            quantizer.set_strength(float(quantizer.schedule(self.progress)))
+        for weight in self.weights:
+            rate = rates.get(id(weight.parameter), 0.0)
+            weight.quantizer.set_strength(self._strength(weight, rate))
+
+    def _strength(self, weight: BinaryWeight, rate: float) -> float | Tensor:
+        method = weight.quantizer.method
+        value = float(method.schedule(min(self.step / max(self._soft(method) - 1, 1), 1.0)))
+        if self._sees_signs(method) and method.sharp_strength is not None:
+            value = method.sharp_strength
+        if not method.by_rate:
+            return value
+        # A proximal-gradient threshold is in weights; the pair measures in units.
+        unit = weight.quantizer.unit
+        return value * rate if unit is None else value * rate / unit
+
+    def _soft(self, method: Method) -> int:
+        """Steps before the network sees signs."""
+        return self.steps - round(method.sharp * self.steps)
+
+    def _sees_signs(self, method: Method) -> bool:
+        soft = self._soft(method)
+        return method.binary and soft < self.steps and soft <= self.step
+
+    def _before_step(
+        self, optimizer: Optimizer, args: Any, kwargs: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """PQ and rPC: let the step start from the quantized weight.
+
+        Where the optimizer evaluates the loss itself, by a closure, that comes first: its gradient
+        is that of the weights as they are now.
+        """
+        self._memory.before_step()
+        starts = self._quantized_starts()
+        _, *given = args  # the first is the optimizer
+        if not starts or not any(callable(each) for each in (*given, *kwargs.values())):
+            _begin_at_quantized(starts)
+            return None
+
+        def turned(each: Any) -> Any:
+            return _evaluated_once(each, starts, optimizer) if callable(each) else each
+
+        return (optimizer, *map(turned, given)), {k: turned(v) for k, v in kwargs.items()}
+
+    def _quantized_starts(self) -> list[BinaryWeight]:
+        """The weights whose step starts at their quantized value."""
+        return [
+            weight
+            for weight in once(self.weights)
+            if weight.quantizer.rule.start_from == "quantized" and not weight.quantizer.hard
+        ]
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Clip, count, move the strength."""
+        for weight in once(self.weights):
+            bound = _bound(weight.quantizer.method, self.clip)
+            if bound is not None and not weight.quantizer.hard:
+                weight.parameter.detach().clamp_(-bound, bound)
+        step = self.step + 1
+        for quantizer in self.quantizers.values():
+            quantizer.step = step
+        self._memory.after_step()
+        self.refresh(optimizer)
+
+    def remove(self) -> None:
+        """Take the hooks off; the model keeps its present strengths."""
+        for handle in self._handles:
+            handle.remove()
+        for quantizer in self.quantizers.values():
+            LED.discard(quantizer)
+        for optimizer, attachment in list(_ATTACHED.items()):
+            if attachment is self:
+                del _ATTACHED[optimizer]
+
+    def sync(self, copy: nn.Module) -> None:
+        """Give a copy of the model the present step, strengths and signs.
+
+        ``AveragedModel`` takes them over itself, with the buffers. Averages of the state_dict alone
+        (timm's ModelEma) do not: call this after each of their updates.
+        """
+        mine = {bare(name): quantizer.saved() for name, quantizer in self.quantizers.items()}
+        theirs = {bare(name): quantizer for name, quantizer in named_quantizers(copy).items()}
+        odd = sorted(mine.keys() ^ theirs.keys())
+        if odd:
+            raise ValueError(f"this is no copy of the model: {odd[0]!r} is only in one of the two")
+        for name, quantizer in theirs.items():
+            quantizer.restored(mine[name] | {"hard": quantizer.hard})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, strengths and units by quantizer name: plain numbers, ready for JSON."""
+        return {name: quantizer.saved() for name, quantizer in self.quantizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back; refuses a state of another model and then changes nothing."""
+        if set(state) != set(self.quantizers):
+            odd = sorted(set(state) ^ set(self.quantizers))[0]
+            raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
+        for name, quantizer in self.quantizers.items():
+            quantizer.restored(state[name])
+            quantizer.dated = True
+        for weight in self.weights:
+            weight.settle()
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    steps: int,
+    *,
+    clip: float | str | None = "auto",
+) -> Attachment:
+    """Let ``optimizer`` train the binarized ``model``: update rule, schedule and clipping as hooks.
+
+    Nothing in the training loop changes. The strength moves once per ``optimizer.step()`` that
+    really happens: right under gradient accumulation and when a GradScaler skips a step. In the
+    last share of the steps that the method calls ``sharp``, the network sees signs.
+
+    Args:
+        model: A binarized model, or a wrapper around one.
+        optimizer: Any optimizer that owns its latent parameters; accelerate's and Lightning's
+            wrappers are looked through.
+        steps: Optimizer steps of the whole run; afterwards the strength stays.
+        clip: Bound of the latent weights after each step. "auto": the method's own, which is
+            [-1, 1] for BC, BNN, PQ and rPC without a scale, and none otherwise.
+
+    Returns:
+        A handle: ``remove()``, ``step``, ``progress``, ``state_dict()``. A copy of the optimizer
+        (``copy.deepcopy``) comes without hooks: attach it again.
+    """
+    steps, optimizer = _counted(steps), unwrapped(optimizer)
+    weights = binary_weights(model)
+    if not weights:
+        raise ValueError("this model is not binarized: call pb.binarize(model, ...) before attach")
+    _refuse_second(optimizer, set(quantizers(model)))
+    _require_owned(model, optimizer, weights)
+    advice.warn_once(advice.frozen(weights))
+    for method in dict.fromkeys(weight.quantizer.method for weight in weights):
+        _bound(method, clip)
+        advice.warn_of_freezing(method, steps)
+    attachment = Attachment(model, optimizer, steps, clip)
+    _ATTACHED[optimizer] = attachment
+    return attachment
+
+
+def _counted(steps: SupportsIndex) -> int:
+    whole = isinstance(steps, SupportsIndex) and not isinstance(steps, bool)
+    if not whole or index(steps) < 1:
+        raise ValueError(f"steps is the number of optimizer steps of a run, 1 or more, not {steps}")
+    return index(steps)
+
+
+def _refuse_second(optimizer: Optimizer, mine: set[Quantizer]) -> None:
+    if optimizer in _ATTACHED:
+        raise ValueError("this optimizer is attached already: call .remove() on its handle first")
+    for other in _ATTACHED.values():
+        if mine & set(other.quantizers.values()):
+            raise ValueError(
+                "this model is attached to another optimizer: call .remove() on that handle first"
+            )
+
+
+def _require_owned(model: nn.Module, optimizer: Optimizer, weights: list[BinaryWeight]) -> None:
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    needed = {weight.name: weight.parameter for weight in weights}
+    needed |= {name: p for name, p in model.named_parameters() if name.endswith("quantizer.shift")}
+    missing = [n for n, p in needed.items() if p.requires_grad and id(p) not in owned]
+    if missing:
+        raise ValueError(
+            f"the optimizer lacks {len(missing)} of {len(needed)} latent parameters, first "
+            f"{missing[0]!r}: build it from model.parameters() after binarize"
+        )
+
+
+def _begin_at_quantized(weights: list[BinaryWeight]) -> None:
+    for weight in weights:
+        weight.write(weight.quantizer.proximal(weight.latent))
+
+
+def _evaluated_once(
+    closure: Callable[[], Any], weights: list[BinaryWeight], optimizer: Optimizer
+) -> Callable[[], Any]:
+    """The closure, after which the step starts from the quantized weights.
+
+    A second evaluation would ask for the gradient at a point between two steps, which neither PQ
+    nor rPC has: it is refused, and the latent weights are those before the step.
+    """
+    before: list[Tensor] = []
+
+    def evaluate() -> Any:
+        if before:
+            for weight, latent in zip(weights, before, strict=True):
+                weight.write(latent)
+            raise ValueError(
+                f"{type(optimizer).__name__} evaluated its closure twice in one step, and a step "
+                f"of {weights[0].quantizer.method.name} has one gradient: take an optimizer that "
+                "evaluates it once (SGD, Adam, ...), or a method of the rule PC"
+            )
+        loss = closure()
+        before.extend(weight.latent.detach().clone() for weight in weights)
+        _begin_at_quantized(weights)
+        return loss
+
+    return evaluate
+
+
+def _bound(method: Method, clip: float | str | None) -> float | None:
+    if clip == "auto":
+        return method.clip if method.scale.kind == "none" else None
+    if clip is None or (isinstance(clip, int | float) and clip > 0):
+        return clip
+    raise ValueError(f"clip is a positive bound, None or 'auto', not {clip!r}")
+
+
+def _rates(optimizer: Optimizer) -> dict[int, float]:
+    """The learning rate of every Parameter, now: a scheduler moves it, a load replaces groups."""
+    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}

@@ -1,0 +1,335 @@
+"""From a float model to a trainable binary one, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from proxbit.binarization import advice, shrinking
+from proxbit.binarization.conversion_report import LayerLine, Report
+from proxbit.binarization.layer_choice import (
+    SWAPS,
+    Choice,
+    Selector,
+    Swaps,
+    check_finite,
+    choose,
+    own_weights,
+)
+from proxbit.binarization.layer_choice import parametrized as as_parametrized
+from proxbit.binarization.relu import (
+    UNTRACED,
+    NeverNegative,
+    find_relu,
+    never_negative,
+    replacement,
+    sentence,
+)
+from proxbit.core.methods import Method, Rule, find_method
+from proxbit.core.pairs import Pair
+from proxbit.core.scales import Scale, Unit
+from proxbit.core.schedules import Schedule
+from proxbit.nn import TASKS, Form, Task, parametrized
+from proxbit.nn.binary_attention import FUSED_PATHS
+from proxbit.nn.model_weights import (
+    binary_weights,
+    latent_parameters,
+    named_quantizers,
+    once,
+    own,
+    quantizers,
+    set_strength,
+)
+from proxbit.nn.probing import Probe, probe
+from proxbit.util.text import alike, few, unknown
+from proxbit.util.tracing import trace
+
+__all__ = [
+    "binarize", "binary_weights", "latent_parameters", "named_quantizers", "once", "quantizers",
+    "restore", "set_strength",
+]  # fmt: skip
+
+
+def binarize(
+    model: nn.Module,
+    method: str | Method | Pair = "bnn++",
+    task: Task = "BW",
+    *,
+    settings: str = "default",
+    schedule: Schedule | None = None,
+    rule: Rule | None = None,
+    scale: Scale | str | None = None,
+    unit: Unit | None = None,
+    input_schedule: Schedule | None = None,
+    sharp: float | None = None,
+    sharp_strength: float | None = None,
+    only: Selector | None = None,
+    skip: Selector | None = None,
+    parametrize: Selector | None = None,
+    swaps: Swaps = SWAPS,
+    relu: Callable[[], nn.Module] | str | None = None,
+    pad_value: float = 1.0,
+    bits: int = 8,
+    k: float = 2.0,
+    example: Any = None,
+) -> Report:
+    """Make the weights of ``model`` binary, in place: same Parameters, same state_dict keys.
+
+    Args:
+        model: Any PyTorch model.
+        method: A name such as "bnn++", a :class:`Method`, or a bare :class:`Pair`.
+        task: "BW": weights. "BWA": weights and the inputs of their layers. "BWAA": as BWA, with
+            sums in a ``bits``-bit wrap-around accumulator.
+        settings: "default" (best hard accuracy) or "paper" (what the paper states).
+        schedule: Replaces the method's schedule; so do ``rule``, ``scale`` and ``unit`` theirs.
+        rule: Where the gradient is taken and where the step starts.
+        scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
+        unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
+        input_schedule: Replaces the schedule of the inputs' pair in BWA and BWAA.
+        sharp: Replaces the method's share of steps, the last ones, in which the network sees signs.
+        sharp_strength: Replaces the strength of the weights' pair there.
+        only: Globs over module names, or a predicate of (name, module): binarize exactly these.
+            Without it the first convolution, patch embeddings, the layers that give the output and
+            adapters (LoRA) stay float; in BWA and BWAA also a linear layer whose input is the data.
+        skip: The same, for what stays float.
+        parametrize: The same, for modules whose weight other code reads without calling them, and
+            for those without a binary class (LSTM, transposed convolutions, stacked experts).
+        swaps: From float layer classes to binary ones; extend it with ``SWAPS | {Mine: MyBinary}``.
+        relu: What replaces a ReLU in front of a binary input, whose sign would be constant: a class
+            such as ``nn.Hardtanh``, or "keep" for none. By default nothing stands there any more
+            (``nn.Identity``), but ``nn.Hardtanh`` for methods that pass every gradient on (BC, PC).
+        pad_value: What a convolution pads its binary input with: +1, -1 or 0.
+        bits: Width of the BWAA accumulator.
+        k: Slope of its cyclic function.
+        example: An input (or tuple of inputs, or dict of keywords). The model runs on it at once,
+            and layers that turn out not to be called are parametrized.
+
+    Returns:
+        A report: what became binary, what stayed float and why, the size when packed.
+    """
+    chosen = find_method(
+        method, settings, schedule=schedule, rule=rule, scale=scale, unit=unit,
+        input_schedule=input_schedule, sharp=sharp, sharp_strength=sharp_strength,
+    )  # fmt: skip
+    if task not in TASKS:
+        raise ValueError(unknown("task", task, TASKS))
+    new = find_relu(relu, chosen, settings)
+    form = Form(chosen, task if chosen.binary else "BW", bits, k, pad_value)
+    form.accumulator()  # checks bits and k before anything changes
+    if pad_value not in (-1, 0, 1):
+        raise ValueError(f"a binary input is padded with 1, -1 or 0, not {pad_value}")
+    _require_float(model)
+    graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
+    choices = choose(
+        model, form.task, only=only, skip=skip, parametrize=parametrize, swaps=swaps, graph=graph
+    )
+    _require_some(choices)
+    names = [choice.name for choice in choices if choice.swap and choice.binary]
+    constant = never_negative(model, names, graph) if form.task != "BW" else []
+    lines, bytes_float = _lines(choices), shrinking.held(model)
+    _make_all_binary([choice for choice in choices if choice.binary], form)
+    _switch_off_fused_paths(model)
+    notes = _replace_relus(model, constant, new)
+    problems, kept = _constant_signs(constant, new, chosen)
+    if example is not None:
+        choices, found = _probed(model, choices, form, example)
+        problems += _seen(found, constant)
+    elif form.task != "BW" and graph is None:
+        kept.append(UNTRACED)
+    weights = binary_weights(model)
+    problems = [*advice.strengths(weights), *problems, *advice.frozen(weights)]
+    advice.warn_once(problems)
+    packed, hints = shrinking.packed(model, bytes_float)
+    layers = tuple(_finished(*each, form) for each in zip(lines, choices, strict=True))
+    every = (*notes, *problems, *kept, *hints)
+    return Report(chosen.name, form.task, layers, bytes_float, packed, every)
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Back to an ordinary float model, in place: the latent weights (or the hard ones, if hard)."""
+    if not binary_weights(model):
+        raise ValueError("this model is not binarized: there is nothing to restore")
+    for weight in binary_weights(model):
+        if weight.quantizer.thaw:
+            weight.parameter.requires_grad_(True)
+    for module in list(model.modules()):
+        _make_float(module)
+        for name, value in module.__dict__.pop("_proxbit_undo", {}).items():
+            if not isinstance(value, nn.Module):
+                delattr(module, name)  # a function cannot stand where a module is registered
+            setattr(module, name, value)
+    return model
+
+
+def _require_float(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"binarize takes a torch.nn.Module, not {type(model).__name__}")
+    if binary_weights(model):
+        raise ValueError("this model is binarized already: call pb.restore(model) first")
+
+
+def _require_some(choices: list[Choice]) -> None:
+    """At least one binary layer, and finite values; or one clear error with nothing changed."""
+    check_finite(choices)
+    if any(choice.binary for choice in choices):
+        return
+    reasons = "; ".join(f"{c.name or type(c.module).__name__}: {c.why}" for c in choices[:8])
+    hint = " (pass only='*' to binarize these too)" if any(c.kept for c in choices) else ""
+    raise ValueError(f"no layer of this model can be binarized{hint}: {reasons or 'no weights'}")
+
+
+def _make_all_binary(choices: list[Choice], form: Form) -> None:
+    """All or nothing: a layer that fails (a user's own, say) leaves the model as it was."""
+    for i, choice in enumerate(choices):
+        try:
+            _make_binary(choice, form)
+        except Exception:
+            for done in choices[: i + 1]:
+                _make_float(done.module)
+            raise
+
+
+def _make_binary(choice: Choice, form: Form) -> None:
+    module: Any = choice.module
+    if choice.swap is None:
+        parametrized.apply(module, choice.parametrize, form)
+    else:
+        module.float_class = type(module)
+        module.__class__ = choice.swap
+        module.make_binary(form)
+    module._proxbit_after_load = module.register_load_state_dict_post_hook(_settle)
+
+
+def _settle(module: nn.Module, _: object) -> None:
+    for weight in own("", module):
+        weight.settle()
+
+
+def _make_float(module: Any) -> None:
+    if hasattr(module, "float_class"):
+        module.make_float()
+        module.__class__ = module.float_class
+        del module.float_class
+    parametrized.undo(module)
+    if hasattr(module, "_proxbit_after_load"):
+        module._proxbit_after_load.remove()
+        del module._proxbit_after_load
+
+
+def _switch_off_fused_paths(model: nn.Module) -> None:
+    for module in model.modules():
+        for kind, (name, value) in FUSED_PATHS.items():
+            if isinstance(module, kind) and binary_weights(module):
+                _set(module, name, value)
+
+
+def _set(module: nn.Module, name: str, value: object) -> None:
+    """Set an attribute so that ``restore`` can set it back."""
+    undo = module.__dict__.setdefault("_proxbit_undo", {})
+    undo.setdefault(name, getattr(module, name))
+    setattr(module, name, value)
+
+
+def _constant_signs(
+    constant: list[NeverNegative], new: Callable[[], nn.Module] | None, method: Method
+) -> tuple[list[str], list[str]]:
+    """What no replacement mends, to be warned of; and what was kept on request, to be noted."""
+    fixed = [hit for hit in constant if not hit.replaceable]
+    kept = [hit for hit in constant if hit.replaceable and new is None]
+    react = "or method 'react' (learned threshold)"
+    other = f"use a module that can be negative (nn.ReLU would be replaced), {react}"
+    drop = f"without relu 'keep' it becomes nn.{replacement(method).__name__}, {react}"
+    return [sentence(fixed, other)] * bool(fixed), [sentence(kept, drop)] * bool(kept)
+
+
+def _replace_relus(
+    model: nn.Module, constant: list[NeverNegative], new: Callable[[], nn.Module] | None
+) -> list[str]:
+    """Replace what can be replaced, and say what was."""
+    sources = sorted({hit.source for hit in constant if hit.replaceable})
+    if new is None or not sources:
+        return []
+    for source in sources:
+        _replace_everywhere(model, source, new())
+    names = few(alike(sources), 6)
+    why = "the sign of what a ReLU gives is constant; relu 'keep' leaves it"
+    return [f"replaced by {type(new()).__name__}: {names} ({why})"]
+
+
+def _replace_everywhere(model: nn.Module, source: str, new: nn.Module) -> None:
+    """Replace a module (at every place that holds it) or a transformer layer's activation."""
+    owner, _, attribute = source.rpartition(".")
+    old = getattr(model.get_submodule(owner), attribute)
+    if not isinstance(old, nn.Module):
+        _set(model.get_submodule(owner), attribute, new)
+        return
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):  # named_children skips repeats
+            if child is old:
+                _set(module, name, new)
+
+
+def _lines(choices: list[Choice]) -> list[LayerLine]:
+    """What the report says of each module; asked before anything is changed."""
+    return [
+        LayerLine(
+            choice.name,
+            type(choice.module).__name__,
+            sum(p.numel() for p in own_weights(choice.module).values()),
+            choice.binary,
+            choice.why,
+        )
+        for choice in choices
+    ]
+
+
+def _finished(line: LayerLine, choice: Choice, form: Form) -> LayerLine:
+    """The line with what became of a binary layer."""
+    if not choice.binary:
+        return line
+    if not form.method.binary:
+        return replace(line, binary=False, why="float baseline")
+    if not choice.parametrize:
+        return line
+    remark = f" ({choice.remark})" if choice.remark else ""
+    inputs = "" if form.task == "BW" else "; its input stays float"
+    return replace(line, why=f"parametrized{remark}{inputs}")
+
+
+def _probed(
+    model: nn.Module, choices: list[Choice], form: Form, example: Any
+) -> tuple[list[Choice], Probe]:
+    """Run the model, and parametrize the layers that it does not call; all or nothing."""
+    try:
+        found = probe(model, example)
+        idle = {c.name: c for c in choices if c.swap and c.name in found.unused_layers}
+        turned = {name: as_parametrized(c, "it is not called") for name, c in idle.items()}
+        for choice in turned.values():
+            _make_again(choice, form)
+        found = probe(model, example) if turned else found
+        for name in found.unused_layers & turned.keys():
+            # That did not help: the example does not run it, as an expert that is not chosen.
+            _make_again(idle[name], form)
+            del turned[name]
+    except BaseException:
+        restore(model)
+        raise
+    return [turned.get(choice.name, choice) for choice in choices], found
+
+
+def _make_again(choice: Choice, form: Form) -> None:
+    _make_float(choice.module)
+    _make_binary(choice, form)
+
+
+def _seen(found: Probe, constant: list[NeverNegative]) -> list[str]:
+    """What the example showed and nothing else did."""
+    known = {hit.layer for hit in constant}
+    odd = [name for name in found.constant if name not in known]
+    unused = few(alike(found.unused))
+    return [f"the example does not use {unused}: whether they work is not known"] * bool(unused) + [
+        f"on the example the sign of the input of {few(alike(odd))} is constant"
+    ] * bool(odd)

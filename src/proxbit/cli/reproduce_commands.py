@@ -1,0 +1,178 @@
+"""``proxbit reproduce``: the paper's tables and figures on the command line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from proxbit.cli.errors import MISTAKE, mistakes, say
+from proxbit.cli.train_commands import INTERRUPTED
+
+BROKEN = 1
+
+
+def reproduce(
+    grid: Annotated[
+        str | None, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows or globs of rows, with commas.", show_default="all")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "smoke",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[ROW=]DATA", help="Images, as in train; for several rows, one ROW=DATA each."
+        ),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ROW=]FILE", help="Float weights that fine-tuning starts from."),
+    ] = None,
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ROW=]FILE", help="Float networks to learn from (distillation)."),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="One run each, with commas: 0,1,2.", show_default="0; the paper's at its scale"
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Columns, with commas.", show_default="all")
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="Of BW,BWA,BWAA.", show_default="all")] = None,
+    pipelines: Annotated[str | None, typer.Option(help="Of FT,E2E.", show_default="both")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of the scale's model.", show_default="by scale")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, show_default="by scale")] = None,
+    float_epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of the float network, where no weights are given.", show_default="by scale"
+        ),
+    ] = None,
+    max_steps_per_epoch: Annotated[
+        int | None, typer.Option(min=1, help="At most so many steps per epoch.")
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(help="default or paper strengths and scales.", show_default="by scale"),
+    ] = None,
+    data_root: Annotated[str, typer.Option(help="Where CIFAR lies.")] = "data",
+    measure: Annotated[
+        bool | None,
+        typer.Option("--measure/--no-measure", help="Pack and time each network."),
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Stay on the CPU.")] = False,
+    on: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run the cells on a Ray cluster.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(help="Cores of each cell on the cluster.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="GPUs, or the share of one, likewise.")] = 0.0,
+    out: Annotated[str, typer.Option(help="Folder of the results.")] = "results",
+) -> None:
+    """Run a table or figure of the paper; without arguments, list them all.
+
+    Each cell is a training run of its own. Done cells are skipped, interrupted
+    ones continued, broken ones tried again: give the same command once more.
+
+    proxbit reproduce ptb
+
+    proxbit reproduce cnn --rows cifar10 --scale small --data npz:c10.npz --weights r20.safetensors
+
+    Exit status: 0 done, 1 a cell is broken, 2 a mistake or something missing, 130 interrupted.
+    """
+    from proxbit.experiments.reproduce.configs import Options, parse_given
+    from proxbit.experiments.reproduce.grid_planning import Wish, overview, plan, rows_of
+
+    with mistakes():
+        if grid is None:
+            say(overview())
+            return
+        wish = Wish(
+            grid, scale, _words(rows), _words(pipelines), _words(tasks), _words(methods),
+            None if seeds is None else _seeds(seeds),
+        )  # fmt: skip
+        options = Options(
+            data=parse_given(data or (), rows_of(wish), "data"),
+            weights=parse_given(weights or (), rows_of(wish), "weights"),
+            teacher=parse_given(teacher or (), rows_of(wish), "teacher"),
+            model=model, epochs=epochs, float_epochs=float_epochs,
+            max_steps_per_epoch=max_steps_per_epoch, settings=settings, data_root=data_root,
+            measure=measure, cpu=cpu,
+        )  # fmt: skip
+        cells = plan(wish, model)
+    _run(cells, options, out, _runner(on, cpus, gpus))
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word for word in re.split(r"[,\s]+", text or "") if word)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    words = _words(text)
+    if not words or not all(word.isdecimal() for word in words):
+        raise ValueError(f"--seeds are whole numbers with commas, such as 0,1,2, not {text!r}")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def _run(cells: Any, options: Any, out: str, run_grid: Any) -> None:
+    from proxbit.experiments.reproduce.grid_progress import GridProgress
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    with mistakes(), GridProgress(cells, options, console) as board:
+        try:
+            ended = run_grid(cells, options, out, board.watch)
+        except KeyboardInterrupt:
+            again = shlex.join(["proxbit", *sys.argv[1:]])
+            say(f"stopped, nothing is lost: continue with  {again}", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(_conclude(ended, out))
+
+
+def _runner(on: str | None, cpus: float, gpus: float) -> Any:
+    """What runs the cells: this machine, or a cluster."""
+    if on is None:
+        from proxbit.experiments.reproduce.running import run_grid
+
+        return run_grid
+    from proxbit.experiments.reproduce.on_ray import run_grid as run_on_ray
+
+    return partial(run_on_ray, address=on, cpus=cpus, gpus=gpus)
+
+
+def _conclude(ended: Any, out: str) -> int:
+    """Say how it ended; the exit status."""
+    by_state: dict[str, list[Any]] = {}
+    for event in ended:
+        by_state.setdefault(event.state, []).append(event)
+    counts = ", ".join(f"{len(events)} {state}" for state, events in by_state.items())
+    say(f"{counts}; see  proxbit report {out}")
+    for note, events in _reasons(by_state.get("refused", []) + by_state.get("broken", [])).items():
+        say(f"proxbit: {note} ({_cells(events)})", err=True)
+    if "refused" in by_state:
+        return MISTAKE
+    return BROKEN if "broken" in by_state else 0
+
+
+def _reasons(events: list[Any]) -> dict[str, list[Any]]:
+    """Cells that did not end well, by what is said about them."""
+    found: dict[str, list[Any]] = {}
+    for event in events:
+        found.setdefault(" ".join(event.note.split()), []).append(event)
+    return found
+
+
+def _cells(events: list[Any]) -> str:
+    from proxbit.experiments.reproduce.grid_progress import describe
+
+    return describe(events[0].cell) if len(events) == 1 else f"{len(events)} cells"

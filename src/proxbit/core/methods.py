@@ -1,0 +1,248 @@
+"""The paper's row names, each with its pair, schedule, rule, scale and unit.
+
+This is the only place where a name becomes an object. Every method has two settings: ``default``
+(what works for hard one-bit networks) and ``paper`` (what the paper states; see docs/methods.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from proxbit.core import pairs
+from proxbit.core.pairs import Pair
+from proxbit.core.scales import SCALES, UNITS, Scale, Unit, find_scale
+from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule, check_schedule
+from proxbit.util.text import unknown
+
+Point = Literal["latent", "quantized"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where the gradient is taken and where the optimizer's step starts.
+
+    ============================  ======================  =========================
+    .                             step starts at latent   step starts at quantized
+    ============================  ======================  =========================
+    gradient at quantized         PC and all of PC++      PQ
+    gradient at latent            PTB (plain training)    rPC
+    ============================  ======================  =========================
+    """
+
+    gradient_at: Point = "quantized"
+    start_from: Point = "latent"
+
+
+PC = Rule("quantized", "latent")
+PQ = Rule("quantized", "quantized")
+RPC = Rule("latent", "quantized")
+PTB = Rule("latent", "latent")
+
+
+@dataclass(frozen=True)
+class Method:
+    """Everything that turns a float layer into a trainable binary one.
+
+    Attributes:
+        name: The paper's row name.
+        pair: Forward and backward quantizer of the weights.
+        schedule: Strength of the pair over the run.
+        rule: Where the gradient is taken and where the step starts.
+        scale: The float beside the bits.
+        unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
+        input_pair: Quantizer of the layer's input in BWA and BWAA; None means ``pair``.
+        input_schedule: Its strength over the run; None means ``schedule``.
+        input_rule: PTB leaves inputs alone while training; every other method quantizes them.
+        sharp: Share of ``attach``'s steps, the last ones, in which the network sees the sign of F
+            while the gradient keeps B: what trains then is the hard network.
+        sharp_strength: Strength of the weights' pair there; None means the schedule's last.
+        clip: Bound of the latent weights after each step where they have no scale; None for none.
+        by_rate: The schedule gives lambda, and the strength is learning rate times lambda over
+            the unit: the step of a proximal-gradient method.
+        learn_shift: Learn one shift per output channel (and per input channel in BWA).
+        binary: False for the float baseline, which ``harden`` leaves alone.
+    """
+
+    name: str
+    pair: Pair
+    schedule: Schedule = field(default_factory=Constant)
+    rule: Rule = PC
+    scale: Scale = SCALES["channel"]
+    unit: Unit = "one"
+    input_pair: Pair | None = None
+    input_schedule: Schedule | None = None
+    input_rule: Rule = PC
+    sharp: float = 0.0
+    sharp_strength: float | None = None
+    clip: float | None = None
+    by_rate: bool = False
+    learn_shift: bool = False
+    binary: bool = True
+
+
+_TIED = replace(pairs.prox_connect(varrho=None), name="LQ")
+_proximal = Method(
+    "PQ", _TIED, Linear(0.0, 0.3), PQ, Scale("unit"), "initial", clip=1.0, by_rate=True,
+    input_pair=pairs.prox_connect(), input_schedule=Linear(0, 1),
+)  # fmt: skip
+_soft = Method(
+    "BNN++", pairs.bnn_plus_plus, Logarithmic(1, 3), scale=SCALES["ls"], unit="current",
+    input_schedule=Linear(1, 5), sharp=0.5,
+)  # fmt: skip
+
+METHODS: dict[str, Method] = {
+    "fp": Method("FP", pairs.full_precision, scale=SCALES["none"], binary=False),
+    "ptb": Method("PTB", pairs.binary_connect, rule=PTB, input_rule=PTB),
+    "bc": Method("BC", pairs.binary_connect, clip=1.0),
+    "pc": Method("PC", pairs.prox_connect(), Linear(0, 2), unit="current"),
+    "pq": _proximal,
+    "rpc": replace(_proximal, name="rPC", rule=RPC),
+    "bnn": Method("BNN", pairs.bnn, clip=1.0),
+    "bnn+": Method(
+        "BNN+", pairs.bnn_plus, Constant(0.5), unit="initial", input_schedule=Constant(2)
+    ),
+    "bnn++": _soft,
+    "bnn++prox": Method(
+        "BNN++ prox", pairs.swish_of_prox(), Linear(0, 2), scale=SCALES["ls"], unit="current",
+        input_pair=pairs.bnn_plus, input_schedule=Linear(1, 5),
+    ),
+    "bi-real": Method("Bi-Real", pairs.bi_real),
+    "r-bnn": Method(
+        "R-BNN", pairs.r_bnn, Logarithmic(1e-2, 1e1),
+        input_schedule=AtLeast(1.0, Logarithmic(1e-2, 1e1)),
+    ),
+    "poly+": replace(_soft, name="Poly+", pair=pairs.poly_plus),
+    "ede": Method("EDE", pairs.ede, Logarithmic(1e-1, 1e1)),
+    "ede+": replace(_soft, name="EDE+", pair=pairs.ede_plus),
+    "react": Method("ReAct", pairs.bnn, learn_shift=True),
+}  # fmt: skip
+
+
+def _consistent(method: Method) -> Method:
+    """PQ and rPC write the quantized weight back, so it must be measured as it is scaled.
+
+    With mean|w| measured anew each time, clipping at the mean would lower the mean, and so on to 0.
+    """
+    if method.rule.start_from == "latent" or method.scale.kind == "unit":
+        return method
+    if method.scale.kind == "none":
+        return replace(method, unit="one")
+    return replace(method, scale=replace(method.scale, kind="unit"), unit="initial")
+
+
+# What the paper states: one mean|w| per layer, the raw weight inside the pair (except the linear
+# quantizer, which is defined for the set {-s, +s}), its own strengths. PC, PQ and rPC have "the
+# same" linear quantizer, "similar to" ProxQuant's: varrho tied to rho. R-BNN's code never lets the
+# strength of inputs fall below 1; Poly+ has its B.
+_SAME_LINE: dict[str, object] = {
+    "pair": _TIED, "schedule": Linear(0.01, 10), "by_rate": False, "input_pair": None,
+    "input_schedule": None,
+}  # fmt: skip
+_STATED: dict[str, dict[str, object]] = {
+    **dict.fromkeys(("pc", "pq", "rpc"), _SAME_LINE),
+    "bnn+": {"schedule": Constant(5), "unit": "one", "input_schedule": None},
+    "bnn++": {"schedule": Linear(5, 30), "unit": "one", "input_schedule": None},
+    "bnn++prox": {"schedule": Linear(0.01, 10), "input_schedule": Linear(5, 30)},
+    "poly+": {
+        "schedule": Logarithmic(1e-2, 1e1), "unit": "one",
+        "input_schedule": AtLeast(1.0, Logarithmic(1e-2, 1e1)),
+    },
+    "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one", "input_schedule": None},
+}  # fmt: skip
+PAPER: dict[str, Method] = {
+    name: _consistent(
+        replace(
+            method,
+            scale=method.scale if name == "fp" else SCALES["layer"],
+            sharp=0.0,
+            **_STATED.get(name, {}),  # type: ignore[arg-type]
+        )
+    )
+    for name, method in METHODS.items()
+}
+
+SETTINGS: dict[str, dict[str, Method]] = {"default": METHODS, "paper": PAPER}
+
+_ALIASES = {
+    "fullprecision": "fp", "float": "fp", "binaryconnect": "bc", "proxconnect": "pc",
+    "proxquant": "pq", "reverseproxconnect": "rpc", "reactnet": "react", "rbnn": "r-bnn",
+    "bireal": "bi-real", "birealnet": "bi-real",
+}  # fmt: skip
+
+
+def find_method(
+    method: str | Method | Pair,
+    settings: str = "default",
+    *,
+    schedule: Schedule | None = None,
+    rule: Rule | None = None,
+    scale: Scale | str | None = None,
+    unit: Unit | None = None,
+    input_schedule: Schedule | None = None,
+    sharp: float | None = None,
+    sharp_strength: float | None = None,
+) -> Method:
+    """A method by name (forgiving), around a bare pair, or itself, with any part replaced.
+
+    A name may also be FILE.py:NAME, a pair or method of the user's own; the file is executed.
+
+    >>> find_method("bnn_plus_plus").name, find_method("Bi-Real").name
+    ('BNN++', 'Bi-Real')
+    """
+    found = _resolve(method, settings)
+    changes = {
+        "schedule": schedule, "rule": rule, "unit": unit, "input_schedule": input_schedule,
+        "sharp": sharp, "sharp_strength": sharp_strength,
+    }  # fmt: skip
+    if scale is not None:
+        found = replace(found, scale=find_scale(scale))
+    if unit is not None and unit not in UNITS:
+        raise ValueError(unknown("unit", unit, UNITS))
+    if rule is not None and not isinstance(rule, Rule):
+        raise TypeError(f"rule= is a Rule, such as proxbit.core.methods.PQ; it is {rule!r}")
+    given = {key: value for key, value in changes.items() if value is not None}
+    changed = _consistent(replace(found, **given))  # type: ignore[arg-type]
+    for used in (changed.schedule, changed.input_schedule or changed.schedule):
+        check_schedule(used)
+    if not 0 <= changed.sharp <= 1:
+        raise ValueError(f"sharp= is a share of the steps, from 0 to 1, not {changed.sharp}")
+    if changed.sharp_strength is not None:
+        check_schedule(Constant(changed.sharp_strength))
+    return changed
+
+
+def _resolve(method: str | Method | Pair, settings: str) -> Method:
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, Pair):
+        return Method(method.name, method)
+    if not isinstance(method, str):
+        raise TypeError(
+            f"a method is a name, a Method or a Pair, not {type(method).__name__}: "
+            f"try one of {', '.join(METHODS)}"
+        )
+    if settings not in SETTINGS:
+        raise ValueError(unknown("settings", settings, SETTINGS))
+    if ".py:" in method:
+        return _resolve(_own(method), settings)
+    return SETTINGS[settings][_key(method)]
+
+
+def _own(spec: str) -> Method | Pair:
+    """The pair or method of the user's FILE.py:NAME; the file is executed."""
+    from proxbit.util.user_objects import user_object  # models need nothing of methods
+
+    found: Method | Pair = user_object(spec, Pair, Method)
+    return found
+
+
+def _key(name: str) -> str:
+    """bnn_plus_plus, BNN++ and 'bnn plus plus' all mean 'bnn++'."""
+    bare = re.sub(r"[\s_\-]+", "", name.lower().replace("plus", "+"))
+    by_bare = {key.replace("-", ""): key for key in METHODS}
+    key = by_bare.get(bare) or _ALIASES.get(bare)
+    if key is None:
+        raise ValueError(unknown("method", name, METHODS))
+    return key

@@ -1,0 +1,154 @@
+"""Images in folders, train/CLASS/* and val/CLASS/*, decoded when they are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxbit.data.splits import balanced_split, one_part
+from proxbit.util.optional_imports import extra
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")
+MOST_RATIO = 100
+
+# Of ImageNet's training images.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Image files with their labels; the paths in one array, which worker processes can share."""
+
+    paths: np.ndarray[Any, np.dtype[np.str_]]
+    labels: Tensor
+
+    def take(self, rows: Tensor) -> Files:
+        """The files of these rows."""
+        return Files(self.paths[rows.numpy()], self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class FolderSet:
+    """Labelled image files in parts; the images may be of any size and are read as RGB."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Files
+    test: Files
+    validation: Files | None = None
+    channels: int = 3
+    image_size: int | None = None
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+
+    def files(self, part: str) -> Files:
+        """The files of a part."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return one_part(self.name, parts, part)
+
+    def labels(self, part: str) -> Tensor:
+        """The int64 labels of a part."""
+        return self.files(part).labels
+
+    def count(self, part: str) -> int:
+        """Number of images of a part."""
+        return len(self.files(part).paths)
+
+    def picture(self, part: str, row: int) -> Any:
+        """One image of a part, decoded by PIL."""
+        return read_picture(Path(str(self.files(part).paths[row])))
+
+    def hold_back(self, share: float, seed: int = 0) -> FolderSet:
+        """The same set with a share of every class moved from the train to the validation part."""
+        if self.validation is not None:
+            raise ValueError(f"{self.name} has a validation part already: hold back only once")
+        kept, held = balanced_split(self.train.labels, share, seed)
+        return replace(self, train=self.train.take(kept), validation=self.train.take(held))
+
+
+def open_folder(root: Path) -> FolderSet:
+    """The images below ``root/train`` and ``root/val`` (or ``root/test``), a folder per class."""
+    train = root / "train"
+    tests = [root / name for name in ("val", "test") if (root / name).is_dir()]
+    if not train.is_dir() or not tests:
+        raise FileNotFoundError(
+            f"{root} needs the folders train and val (or test) with a folder for each class"
+        )
+    classes = _folders(train)
+    if not classes:
+        raise ValueError(f"{train} has no class folders: put images into {train / 'CLASS'}")
+    seen = _folders(tests[0])
+    strange = [name for name in seen if name not in set(classes)]
+    if strange:
+        raise ValueError(
+            f"{tests[0]} has the class {strange[0]!r}, which {train} has not: remove or rename it"
+        )
+    if not seen:
+        raise ValueError(f"{tests[0]} has no class folders: put images into {tests[0] / 'CLASS'}")
+    return FolderSet(
+        root.resolve().name,
+        classes,
+        _files(train, classes, classes),
+        _files(tests[0], seen, classes),
+    )
+
+
+def _folders(root: Path) -> tuple[str, ...]:
+    with os.scandir(root) as entries:
+        return tuple(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(".")))
+
+
+def _files(root: Path, names: tuple[str, ...], classes: tuple[str, ...]) -> Files:
+    index = {name: i for i, name in enumerate(classes)}
+    paths, labels = [], []
+    for name in names:
+        found = _images(root / name)
+        if not found:
+            raise ValueError(f"{root / name} has no image ({' '.join(SUFFIXES)}): add some")
+        paths += found
+        labels += [index[name]] * len(found)
+    return Files(np.array(paths), torch.tensor(labels))
+
+
+def _images(folder: Path) -> list[str]:
+    return sorted(
+        str(Path(place, file))
+        for place, _, files in os.walk(folder)
+        for file in files
+        if file.lower().endswith(SUFFIXES) and not file.startswith(".")
+    )
+
+
+def too_narrow(given: tuple[int, int]) -> str | None:
+    """Why a picture cannot be resized by its shorter side: the longer one would have no end."""
+    narrow = max(given) > MOST_RATIO * min(given)
+    return f"more than {MOST_RATIO} times as long as wide: cut or remove it" if narrow else None
+
+
+def read_picture(path: Path, refuse: Callable[[tuple[int, int]], str | None] = too_narrow) -> Any:
+    """The image in a file as RGB; a file that cannot be read is named.
+
+    ``refuse`` says why a picture of this width and height is not read, before it takes memory.
+    """
+    image = extra("PIL.Image")
+    try:
+        with image.open(path) as picture:
+            (width, height), mode = picture.size, picture.mode
+            reason = refuse((width, height))
+            if reason is None and mode in MODES:
+                # A palette may hold transparency, which only RGBA takes over.
+                return (picture.convert("RGBA") if mode == "P" else picture).convert("RGB")
+    except (OSError, SyntaxError, ValueError, EOFError, image.DecompressionBombError) as error:
+        raise ValueError(f"cannot read the image {path} ({error}): replace or remove it") from error
+    if reason is not None:
+        raise ValueError(f"{path} has {width:,} x {height:,} pixels, {reason}")
+    raise ValueError(f"{path} is an image of mode {mode}: convert it to 8-bit colour or grey")

@@ -1,0 +1,80 @@
+"""Copies of a model with packed layers, which share nothing with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.engine.forms import EXACT
+from proxbit.engine.twins import Bits, packed_twin, packed_weight
+from proxbit.engine.unpacked import take_note
+from proxbit.nn import parametrized
+from proxbit.nn.model_weights import binary_weights
+
+
+def packed_copy(model: nn.Module, precision: int = EXACT) -> nn.Module:
+    """A copy with packed layers, which shares nothing with the model; not finished yet."""
+    known: Bits = {}
+    with torch.no_grad():
+        memo: dict[int, Any] = {}
+        for name, module in model.named_modules():
+            twin = packed_twin(name, module, precision, known)
+            if twin is not None:
+                memo[id(module)] = twin
+        net: nn.Module = copy.deepcopy(_share(model, memo), _computed(model))
+        _unwrap(net)
+    names = dict.fromkeys(w.quantizer.method.name for w in binary_weights(model))
+    net._proxbit_method = ", ".join(names)  # type: ignore[assignment]
+    return net
+
+
+def _share(model: nn.Module, memo: dict[int, Any]) -> Any:
+    """A copy of the model's structure that shares its tensors and everything in ``memo``."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo.setdefault(id(tensor), tensor)
+    for module in model.modules():
+        if id(module) not in memo and not any(True for _ in module.children()):
+            memo[id(module)] = module
+    return copy.deepcopy(model, memo | _computed(model))
+
+
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """Copies of tensors that a forward left on a module, which deepcopy refuses.
+
+    An LSTM keeps its weights as its parametrization last gave them, and others keep attentions.
+    """
+    found = (tensor for module in model.modules() for tensor in _tensors(vars(module)))
+    return {id(t): t.detach().clone() for t in found if t.grad_fn is not None}
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, dict | list | tuple):
+        for each in given.values() if isinstance(given, dict) else given:
+            yield from _tensors(each)
+
+
+def _unwrap(net: nn.Module) -> None:
+    """Parametrized weights that are left become plain tensors, with a note of what they hold."""
+    for name, module in net.named_modules():
+        weights = list(parametrized.binary_weights(module, f"{name}." if name else ""))
+        if not weights or not all(weight.quantizer.hard for weight in weights):
+            continue
+        parametrized.undo(module)
+        for weight in weights:
+            take_note(net, packed_weight(weight))
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy whose tensors have shapes and no values, for what follows from shapes alone."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    memo: dict[int, Any] = {key: t.detach().to("meta") for key, t in tensors.items()}
+    for key, t in tensors.items():
+        if isinstance(t, nn.Parameter):
+            memo[key] = nn.Parameter(memo[key], t.requires_grad)
+    return copy.deepcopy(model, _computed(model) | memo)

@@ -1,0 +1,1 @@
+"""From lines of results to a report."""

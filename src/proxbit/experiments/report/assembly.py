@@ -1,0 +1,109 @@
+"""Results folders as one report: HTML, Markdown or CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from proxbit.experiments.report.cells import Outcome, outcomes
+from proxbit.experiments.report.claims import claims
+from proxbit.experiments.report.csv_file import to_csv
+from proxbit.experiments.report.grid_charts import pictures_of
+from proxbit.experiments.report.html_page import to_html
+from proxbit.experiments.report.lists import (
+    evidence_table,
+    packed_table,
+    runs_table,
+    verdicts_table,
+)
+from proxbit.experiments.report.markdown_page import to_markdown
+from proxbit.experiments.report.parts import ResultsReport, Section
+from proxbit.experiments.report.tables import grid_table
+from proxbit.experiments.reproduce.results import ResultLine, read_results
+from proxbit.util.files import write_atomically
+from proxbit.util.text import few, unknown
+
+FORMATS = ("html", "markdown", "csv")
+_ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv"}
+
+
+def read_folders(folders: Sequence[str | Path]) -> list[ResultLine]:
+    """The lines of all folders; a line that several of them hold counts once."""
+    found = [line for folder in folders for line in read_results(folder)]
+    if not found:
+        names = few([repr(str(folder)) for folder in folders])
+        raise ValueError(f"no cell has run yet in {names}: begin with 'proxbit reproduce'")
+    return list({line.to_json(): line for line in found}.values())
+
+
+def build_report(lines: Sequence[ResultLine], folders: Sequence[str | Path] = ()) -> ResultsReport:
+    """Claims, tables and charts of results."""
+    found = outcomes(lines)
+    judged = claims(found)
+    places = dict.fromkeys((cell.grid, cell.scale) for cell in found)
+    sections = tuple(_section(grid, scale, found) for grid, scale in places)
+    lists = evidence_table(judged), packed_table(found), verdicts_table(lines)
+    tables = tuple(table for table in lists if table.rows)
+    facts = _facts(lines, found, folders)
+    return ResultsReport(facts, tuple(judged), sections, tables, runs_table(lines))
+
+
+def _section(grid: str, scale: str, found: Sequence[Outcome]) -> Section:
+    there = [cell for cell in found if (cell.grid, cell.scale) == (grid, scale)]
+    pictures = tuple(pictures_of(grid, there))
+    return Section(f"{grid}, {scale}", grid_table(grid, scale, there), pictures)
+
+
+def _facts(
+    lines: Sequence[ResultLine], found: Sequence[Outcome], folders: Sequence[str | Path]
+) -> tuple[str, ...]:
+    # A cell of two grids is one run with two lines.
+    done = len({(line.started, str(line.config)) for line in lines if line.done})
+    broken = sum(len(cell.broken) for cell in found)
+    versions = [
+        ", ".join(f"{name} {value}" for name, value in line.versions.items()) for line in lines
+    ]
+    began = sorted(line.started for line in lines)
+    facts = {
+        "From": ", ".join(str(folder) for folder in folders),
+        "Runs": f"{done} finished, {broken} broken, in {len(found)} cells",
+        "Begun": " to ".join(dict.fromkeys([began[0], began[-1]])),
+        "Commits": _several((line.commit or "unknown")[:12] for line in lines),
+        "Versions": _several(versions, "; "),
+        "Devices": _several(line.device for line in lines),
+    }
+    return tuple(f"{name}: {text}" for name, text in facts.items() if text)
+
+
+def _several(values: Iterable[str], between: str = ", ") -> str:
+    return between.join(dict.fromkeys(values))
+
+
+def render(lines: Sequence[ResultLine], form: str, folders: Sequence[str | Path] = ()) -> str:
+    """The text of a report in one of FORMATS."""
+    if form not in FORMATS:
+        raise ValueError(unknown("format", form, FORMATS))
+    if form == "csv":
+        return to_csv(outcomes(lines))
+    return {"html": to_html, "markdown": to_markdown}[form](build_report(lines, folders))
+
+
+def format_of(out: str | Path, given: str | None = None) -> str:
+    """The format that was given, or else that of a file's ending."""
+    form = _ENDINGS.get(Path(out).suffix.lower()) if given is None else given
+    if form is None:
+        raise ValueError(
+            f"no format is known for {str(out)!r}: end it in .html, .md or .csv, or give --format"
+        )
+    return form
+
+
+def write_report(folders: Sequence[str | Path], out: str | Path, form: str | None = None) -> str:
+    """Write the report of some folders into one file; answers the format that it has."""
+    form = format_of(out, form)
+    text = render(read_folders(folders), form, folders)
+    try:
+        write_atomically(Path(out), text.encode(errors="replace"))
+    except OSError as error:
+        raise ValueError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    return form

@@ -1,0 +1,152 @@
+"""Three charts of a report, as SVG: curves over epochs, bars, and a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from proxbit.experiments.report.svg import WIDTH, box, colour, drawing, spread, stroke, ticks, words
+
+_LEFT, _RIGHT, _TOP, _FLOOR, _HEIGHT = 36.0, 104.0, 10.0, 34.0, 250.0
+_LINE, _MOST_POINTS, _GRID = 13.0, 120, "#dddddd"
+_COLD, _WARM = (255, 247, 236), (179, 0, 0)
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class ChartCurve:
+    """A line of a chart with its name: (epoch, %) when hard, and when soft."""
+
+    name: str
+    hard: tuple[tuple[float, float], ...]
+    soft: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: the group it stands in, its name, our % (None: not run) and the paper's."""
+
+    group: str
+    name: str
+    value: float | None
+    paper: float | None
+
+
+def curves_chart(title: str, curves: Sequence[ChartCurve]) -> str:
+    """Hard accuracy over epochs, a full line each, with the soft one dotted; names at the ends."""
+    points = [point for curve in curves for point in (*curve.hard, *curve.soft)]
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    heights = ticks(low, max(high, low + 1))
+    last = max(max(x for x, _ in points), 1.0)
+    place = _placing(last, heights)
+    shapes = _axes(place, heights, last)
+    for i, curve in enumerate(curves):
+        ink = colour(curve.name, i)
+        if curve.soft:
+            shapes.append(stroke([place(x, y) for x, y in _thinned(curve.soft)], ink, 1, "2 3"))
+        shapes.append(stroke([place(x, y) for x, y in _thinned(curve.hard)], ink, 1.8))
+    return drawing(_HEIGHT, title, [*shapes, *_end_names(place, curves)])
+
+
+def _placing(
+    last: float, heights: Sequence[float]
+) -> Callable[[float, float], tuple[float, float]]:
+    """From epoch and % to a place in the picture."""
+    low, high, room = heights[0], heights[-1], _HEIGHT - _TOP - _FLOOR
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = _LEFT + (WIDTH - _LEFT - _RIGHT) * x / last
+        return across, _TOP + room * (high - y) / (high - low)
+
+    return place
+
+
+def _axes(
+    place: Callable[[float, float], tuple[float, float]], heights: Sequence[float], last: float
+) -> list[str]:
+    shapes = []
+    for height in heights:
+        (x, y), (end, _) = place(0, height), place(last, height)
+        shapes += [
+            stroke([(x, y), (end, y)], _GRID, 1),
+            words(x - 5, y + 4, f"{height:g}", "end"),
+        ]
+    epochs = [each for each in ticks(0, last) if each <= last and each == int(each)]
+    for epoch in epochs:
+        x, y = place(epoch, heights[0])
+        shapes.append(words(x, y + 15, f"{epoch:g}", "middle"))
+    middle, floor = place(last / 2, heights[0])
+    return [*shapes, words(middle, floor + 29, "epoch", "middle")]
+
+
+def _thinned(points: Points) -> Points:
+    """At most so many of the points, the last among them."""
+    every = -(-len(points) // _MOST_POINTS) or 1
+    return list(reversed(list(reversed(points))[::every]))
+
+
+def _end_names(
+    place: Callable[[float, float], tuple[float, float]], curves: Sequence[ChartCurve]
+) -> list[str]:
+    """The name and last figure of each curve beside its end, none above another."""
+    ends = [place(*curve.hard[-1]) for curve in curves]
+    heights = spread([y for _, y in ends], _LINE, _TOP, _HEIGHT - _FLOOR)
+    shapes = []
+    for i, (curve, (x, y), height) in enumerate(zip(curves, ends, heights, strict=True)):
+        ink, left = colour(curve.name, i), WIDTH - _RIGHT + 14
+        shapes.append(stroke([(x, y), (left - 2, height)], ink, 0.6))
+        shapes.append(words(left, height + 4, f"{curve.name} {curve.hard[-1][1]:.1f}", fill=ink))
+    return shapes
+
+
+def bars_chart(title: str, bars: Sequence[Bar]) -> str:
+    """Bars that lie, in groups, with the figure beside each; a black mark is the paper's figure."""
+    left, room = 60.0, WIDTH - 60.0 - 56.0
+    shapes, y, group = [], 4.0, ""
+    for i, bar in enumerate(bars):
+        if bar.group != group:
+            group, y = bar.group, y + 18
+            shapes.append(words(4, y - 4, group, fill="#000000"))
+        value, mark = bar.value or 0.0, bar.paper
+        hint = f"{bar.group} {bar.name}"
+        shapes.append(box(left, y, room, 15, "#f3f3f3", hint))
+        shapes.append(box(left, y, room * value / 100, 15, colour(bar.name, i), hint))
+        shapes.append(words(left - 5, y + 12, bar.name, "end"))
+        shown = "not run" if bar.value is None else f"{bar.value:.2f}"
+        shapes.append(words(left + room + 4, y + 12, shown))
+        if mark is not None:
+            at = left + room * mark / 100
+            shapes.append(box(at - 1, y - 1, 2, 17, "#000000", f"paper {mark:.2f}"))
+        y += 18
+    return drawing(y + 4, title, shapes)
+
+
+def heat_map(
+    title: str, rows: Sequence[str], columns: Sequence[str], drops: Sequence[Sequence[float | None]]
+) -> str:
+    """A row per block, a column per series: the warmer, the more accuracy was lost."""
+    known = [drop for line in drops for drop in line if drop is not None]
+    most = max([*known, 1e-9])
+    left, height = 110.0, 20.0
+    width = min(110.0, (WIDTH - left) / max(len(columns), 1))
+    shapes = [words(left + (i + 0.5) * width, 14, name, "middle") for i, name in enumerate(columns)]
+    for j, (row, line) in enumerate(zip(rows, drops, strict=True)):
+        y = 20 + j * height
+        shapes.append(words(left - 6, y + 14, row, "end"))
+        for i, drop in enumerate(line):
+            shapes += _warm_cell(left + i * width, y, width, height, drop, most)
+    return drawing(24 + len(rows) * height, title, shapes)
+
+
+def _warm_cell(
+    x: float, y: float, width: float, height: float, drop: float | None, most: float
+) -> list[str]:
+    if drop is None:
+        return [box(x, y, width - 1, height - 1, "#f3f3f3", "not run")]
+    share = min(max(drop / most, 0.0), 1.0)
+    mixed = (round(cold + share * (warm - cold)) for cold, warm in zip(_COLD, _WARM, strict=True))
+    fill = "#" + "".join(f"{part:02x}" for part in mixed)
+    ink = "#ffffff" if share > 0.5 else "#000000"
+    middle = words(x + width / 2, y + 14, f"{drop:.2f}", "middle", ink)
+    return [box(x, y, width - 1, height - 1, fill, f"lost {drop:.2f}"), middle]

@@ -1,0 +1,120 @@
+"""The plain tables of a report: evidence, packed networks, verdicts, every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from proxbit.experiments.report.cells import Outcome, figures, how_trained, is_number
+from proxbit.experiments.report.claims import decision, difference
+from proxbit.experiments.report.parts import Claim, Entry, Table, chance, points, signed
+from proxbit.experiments.reproduce.results import ResultLine
+from proxbit.util.text import size
+
+_AXES = ("model", "dataset", "pipeline", "task", "method")
+
+
+def evidence_table(claims: Sequence[Claim]) -> Table:
+    """Every comparison behind the claims."""
+    head = ("claim", "scale", "where", "first", "second", "difference", "p", "over", "says")
+    rows = tuple(
+        (
+            Entry(claim.text),
+            Entry(claim.scale),
+            Entry(each.where),
+            *(
+                Entry(f"{name} {points(mean)}", sort=100 * mean)
+                for name, mean in zip(each.names, each.means, strict=True)
+            ),
+            Entry(signed(100 * difference(each)), sort=100 * difference(each)),
+            Entry(chance(each.p), sort=each.p),
+            Entry(each.comparison.test),
+            Entry(decision(each)),
+        )
+        for claim in claims
+        for each in claim.evidence
+    )
+    return Table("The comparisons behind the claims", head, rows, wide=frozenset({"claim"}))
+
+
+def packed_table(found: Sequence[Outcome]) -> Table:
+    """Size and speed of the packed networks beside the same in float32."""
+    sizes, speeds = ("float", "packed", "smaller"), ("float ms", "packed ms", "faster")
+    head = ("grid", "scale", *_AXES, "more", *sizes, *speeds, "device")
+    cells = [cell for cell in found if cell.packed("bytes") is not None]
+    rows = tuple((*_names(cell), *_sizes(cell), *_speeds(cell), _device(cell)) for cell in cells)
+    notes = ("One image at a time; the float network has the same hard weights.",)
+    return Table("Size and speed of the packed networks", head, rows, notes)
+
+
+def _names(cell: Outcome) -> list[Entry]:
+    words = [cell.grid, cell.scale, *(cell.at(axis) for axis in _AXES), _more(dict(cell.axes))]
+    return [Entry(word) for word in words]
+
+
+def _more(key: Mapping[str, str]) -> str:
+    """Where a cell lies on the axes that only some grids have."""
+    return ", ".join(value for axis, value in key.items() if axis not in _AXES)
+
+
+def _sizes(cell: Outcome) -> list[Entry]:
+    before, after = cell.mean("bytes_float"), cell.packed("bytes")
+    shown = [Entry() if each is None else Entry(size(each), sort=each) for each in (before, after)]
+    return [*shown, _times(before, after)]
+
+
+def _speeds(cell: Outcome) -> list[Entry]:
+    before, after = cell.packed("float_ms"), cell.packed("ms")
+    shown = [
+        Entry() if each is None else Entry(f"{each:.3g}", sort=each) for each in (before, after)
+    ]
+    return [*shown, _times(before, after)]
+
+
+def _times(before: float | None, after: float | None) -> Entry:
+    """How many times less, if both are known."""
+    if before is None or not after:
+        return Entry()
+    return Entry(f"{before / after:.3g} x", sort=before / after)
+
+
+def _device(cell: Outcome) -> Entry:
+    return Entry(", ".join(dict.fromkeys(line.device for line in cell.done)))
+
+
+def verdicts_table(lines: Sequence[ResultLine]) -> Table:
+    """What the theory says of each method, at the strengths that it was run with."""
+    said = dict.fromkeys((line.key["method"], line.verdict) for line in lines if line.verdict)
+    rows = tuple((Entry(method), Entry(verdict)) for method, verdict in sorted(said))
+    return Table(
+        "The verdict of each pair", ("method", "verdict"), rows, wide=frozenset({"verdict"})
+    )
+
+
+def runs_table(lines: Sequence[ResultLine]) -> Table:
+    """Every line of the results."""
+    head = ("grid", "scale", *_AXES, "more", "seed", "float", "soft", "hard at once", "hard",
+            "images", "seconds", "here", "device", "commit", "started")  # fmt: skip
+    return Table("Every run", head, tuple(_run(line) for line in lines), wide=frozenset({"hard"}))
+
+
+def _run(line: ResultLine) -> tuple[Entry, ...]:
+    words = [line.grid, line.scale, *(line.key[axis] for axis in _AXES), _more(line.key)]
+    result = figures(line)
+    shares = [_share(result.get(name)) for name in ("float", "soft", "hardened", "hard")]
+    if not line.done:
+        shares[-1] = Entry("broken", (line.error or "",), broken=True)
+    return (
+        *map(Entry, words),
+        Entry(str(line.seed), sort=line.seed),
+        *shares,
+        Entry(str(result.get("n", ""))),
+        Entry(f"{line.seconds:.1f}", sort=line.seconds),
+        *map(Entry, (how_trained(line), line.device, (line.commit or "")[:12], line.started)),
+    )
+
+
+def _share(value: object) -> Entry:
+    if not is_number(value):
+        return Entry()
+    share = float(str(value))
+    return Entry(points(share), sort=100 * share)

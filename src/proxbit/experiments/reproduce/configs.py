@@ -1,0 +1,253 @@
+"""From a cell, its scale and what the user gives to the configuration of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from proxbit.experiments.reproduce.blocks import skeleton
+from proxbit.experiments.reproduce.grids import ALL_BLOCKS, Cell, Row
+from proxbit.experiments.reproduce.run_sizes import SCALES, RunSize
+from proxbit.models import pretrained_classes
+from proxbit.train.config import Config
+from proxbit.train.settings import settled
+from proxbit.train.setup import resolve
+from proxbit.util.text import last_part
+
+Given = tuple[tuple[str, str], ...]
+
+GENTLY = 1e-4  # the rate at which a float network that knows its images is trained on
+
+
+class Missing(ValueError):
+    """A cell lacks something that the user must provide."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user says about all cells.
+
+    Attributes:
+        data: Pairs of a row, or a glob of rows, and its images, as ``proxbit train --data``.
+        weights: Pairs of a row, or a glob of rows, and its float weights.
+        teacher: Pairs of a row, or a glob of rows, and the float network to learn from.
+        model: Instead of the model that the scale has.
+        epochs: Instead of the epochs that the scale has.
+        float_epochs: Epochs of the float network that is trained where no weights are given.
+        max_steps_per_epoch: At most so many steps per epoch.
+        settings: "default" or "paper" strengths and scales, instead of what the scale has.
+        data_root: Where CIFAR lies.
+        measure: Whether to pack and time each network; None leaves it to the scale.
+        cpu: Stay on the CPU where there is a GPU.
+    """
+
+    data: Given = ()
+    weights: Given = ()
+    teacher: Given = ()
+    model: str | None = None
+    epochs: int | None = None
+    float_epochs: int | None = None
+    max_steps_per_epoch: int | None = None
+    settings: str | None = None
+    data_root: str = "data"
+    measure: bool | None = None
+    cpu: bool = False
+
+
+# The protocols of the ablation, as switches of a run that start at "off".
+_SWITCHES: dict[str, dict[str, Any]] = {
+    "scale": {"scale": None}, "norm": {"attention_norm": True}, "pretrain": {"pretrain": None},
+    "kd": {"distill": True},
+}  # fmt: skip
+_PLAIN: dict[str, Any] = {"attention_norm": False, "pretrain": 0, "distill": False}
+
+
+def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
+    """The configuration of a cell's run; raises Missing where the user must give something.
+
+    ``folder`` is that of the results: a float network that is trained here lies in it.
+    """
+    axes, scale = cell.axes, SCALES[cell.scale]
+    values = _common(cell, options)
+    task = "BW" if axes["method"] == "FP" else axes["task"]  # one float network for all tasks
+    values |= {"method": axes["method"].lower(), "task": task, "seed": cell.seed}
+    values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
+    tuned, floats = axes["pipeline"] == "FT", axes["method"] == "FP"
+    if tuned:
+        values["weights"] = _weights(cell, options, folder)
+    if values.get("pretrain") and (floats or not tuned):
+        values["pretrain"] = 0  # binary weights from float ones have something to recover from
+    if tuned and floats:
+        values["lr"] = GENTLY
+    if not floats:
+        values |= _lessons(cell, options, values)
+    return settled(Config(**(values | _switches(axes, scale))))
+
+
+def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, Any]:
+    """Who teaches: the network that was given; else timm's own weights where they can.
+
+    These know the classes of ImageNet-1K and no others; all else is told when the run begins.
+    """
+    teacher = _for_row(options.teacher, cell.row)
+    if teacher is not None:
+        return {"teacher": teacher}
+    if values.get("weights") != "pretrained" or cell.axes["model"].startswith("ResNet"):
+        return {}
+    return {"distill": is_imagenet(cell) and pretrained_classes(values["model"]) == 1000}
+
+
+def _common(cell: Cell, options: Options) -> dict[str, Any]:
+    """What the runs of a row share with the float network they start from."""
+    axes, scale = cell.axes, SCALES[cell.scale]
+    values = dict(scale.common)
+    if is_imagenet(cell):
+        values |= scale.imagenet
+    if not axes["model"].startswith("ResNet"):
+        values |= scale.transformers
+    data = _for_row(options.data, cell.row) or scale.data
+    if data is None:
+        raise Missing(
+            f"row {cell.row} needs {axes['dataset']}: give it as --data {_example(axes['dataset'])}"
+        )
+    values |= {"data": data, "data_root": options.data_root, "cpu": options.cpu}
+    values |= {"model": options.model or scale.model(axes["model"], axes["dataset"])}
+    values["normalize"] = "data" if data.startswith("fashion") else _expected(values["model"])
+    asked = {"max_steps_per_epoch": options.max_steps_per_epoch, "settings": options.settings}
+    return values | {name: value for name, value in asked.items() if value is not None}
+
+
+def _expected(model: str) -> str:
+    """How a model's weights expect their images: Google's transformers unlike all others."""
+    return "half" if model.startswith("timm/vit_") else "imagenet"
+
+
+def is_imagenet(cell: Cell) -> bool:
+    """Whether a cell is one on ImageNet."""
+    return cell.axes["dataset"].startswith("ImageNet")
+
+
+def _example(dataset: str) -> str:
+    name = dataset.lower().replace("-", "")
+    return "folder:DIR" if name.startswith("imagenet") else f"npz:FILE, folder:DIR or {name}"
+
+
+def _for_row(given: Given, row: str) -> str | None:
+    """What was given for a row: of several globs the last counts."""
+    return next((value for name, value in reversed(given) if fnmatchcase(row, name)), None)
+
+
+def _weights(cell: Cell, options: Options, folder: str | Path) -> str:
+    given = _for_row(options.weights, cell.row)
+    if given is not None:
+        return given
+    if needs_float(cell, options):
+        return str(float_folder(cell, folder))
+    own = SCALES[cell.scale].model(cell.axes["model"], cell.axes["dataset"])
+    name = options.model or own
+    if name.startswith("timm/"):
+        return "pretrained"
+    raise Missing(
+        f"row {cell.row} is fine-tuned from float weights of {name}: give them as --weights FILE, "
+        "or have them trained first with --float-epochs N"
+    )
+
+
+def needs_float(cell: Cell, options: Options) -> bool:
+    """Whether a float network must be trained before the cell can be fine-tuned."""
+    epochs = options.float_epochs or SCALES[cell.scale].float_epochs
+    tuned = cell.axes["pipeline"] == "FT" and _for_row(options.weights, cell.row) is None
+    return tuned and epochs > 0
+
+
+def float_folder(cell: Cell, folder: str | Path) -> Path:
+    """Where the float network of a cell's model and images is trained."""
+    name = ",".join(("float", cell.scale, cell.axes["model"], cell.axes["dataset"]))
+    return Path(folder) / "runs" / name
+
+
+def float_config(cell: Cell, options: Options) -> Config:
+    """The run of the float network that a cell is fine-tuned from; it is the same for all seeds."""
+    epochs = options.float_epochs or SCALES[cell.scale].float_epochs
+    values = _common(cell, options) | {"method": "fp", "epochs": epochs, "pretrain": 0}
+    return Config(**values)
+
+
+def _switches(axes: dict[str, str], scale: RunSize) -> dict[str, Any]:
+    """What a block, a set of protocols or the width of a register turns on and off."""
+    if "bits" in axes:
+        return {"bits": int(axes["bits"].split()[0])}
+    if "block" in axes:
+        return _PLAIN | {"only": None if axes["block"] == ALL_BLOCKS else axes["block"]}
+    if "protocols" not in axes:
+        return {}
+    on: dict[str, Any] = {"scale": "none"} | _PLAIN
+    for name in axes["protocols"].split("+"):
+        on |= _SWITCHES.get(name, {})
+    if on["pretrain"] is None:
+        on["pretrain"] = scale.transformers.get("pretrain", 1)
+    return on
+
+
+def parse_given(texts: Sequence[str], rows: Sequence[Row], what: str) -> Given:
+    """Pairs from ROW=VALUE, or from one bare VALUE that must suit all rows.
+
+    >>> parse_given(["npz:a.npz"], [Row("cifar10", "ResNet20", "CIFAR-10", ())], "data")
+    (('*', 'npz:a.npz'),)
+    """
+    return tuple(_pair(text, rows, what) for text in texts)
+
+
+def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    names = [row.name for row in rows]
+    if equals and any(fnmatchcase(each, name) for each in names):
+        return name, value
+    kinds = list(dict.fromkeys(row.dataset if what == "data" else row.model for row in rows))
+    if len(kinds) > 1:
+        raise ValueError(
+            f"--{what} {text} is for one row, and these are of {', '.join(kinds)}: write "
+            f"--{what} {names[0]}=... once per row, or choose --rows"
+        )
+    return "*", text
+
+
+# What a user's own model, or the images, must be looked at for.
+_LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
+              "distill", "attention_norm", "pretrain")  # fmt: skip
+_PLACES = ("data", "weights", "teacher")  # not the model: its file would be executed
+_ASIDE = ("data_root", "download", "workers", "cpu")
+
+
+def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
+    """Options of a run that are not as wanted, in words.
+
+    What is left open counts as what it would be now: another default is another option.
+    """
+    asked = asdict(_as_now(wanted))
+    names = [each.name for each in fields(Config) if each.name not in _ASIDE]
+    pairs = ((name, asked[name], kept.get(name)) for name in names)
+    return [
+        f"{name} {old}, not {new}"
+        for name, new, old in pairs
+        if not (new is None and name in _LEFT_OPEN) and _short(name, new) != _short(name, old)
+    ]
+
+
+def _as_now(config: Config) -> Config:
+    """With today's defaults, as far as they can be told without executing a user's file."""
+    return settled(config) if ".py" in config.model else resolve(config, skeleton(config.model))
+
+
+def _short(name: str, value: Any) -> Any:
+    """A place by the name of its file alone: folders may move."""
+    return last_part(value) if name in _PLACES and isinstance(value, str) else value
+
+
+def check_alike(wanted: Config, kept: dict[str, Any], where: str) -> None:
+    """One sentence where a cell was run with other options."""
+    if odd := differences(wanted, kept):
+        raise ValueError(f"{where} has {odd[0]}: give the same options, or choose another --out")

@@ -1,0 +1,102 @@
+"""From the words of a command to cells: grids, rows and axes by name; and a list of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxbit.experiments.reproduce.blocks import block_names
+from proxbit.experiments.reproduce.configs import Options
+from proxbit.experiments.reproduce.estimates import duration, total
+from proxbit.experiments.reproduce.grids import (
+    GRIDS,
+    Cell,
+    Grid,
+    Row,
+    cells_of,
+    find_grid,
+    find_rows,
+)
+from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.util.text import table, unknown
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which cells of a grid are wanted; nothing said means all.
+
+    Attributes:
+        grid: Name of the grid.
+        scale: Name of the scale.
+        rows: Names or globs of rows.
+        pipelines: FT, E2E.
+        tasks: BW, BWA, BWAA.
+        methods: The paper's names.
+        seeds: One run per cell for each; None for as many as in the paper at its scale, else one.
+    """
+
+    grid: str
+    scale: str = "smoke"
+    rows: tuple[str, ...] = ()
+    pipelines: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+
+
+def rows_of(wish: Wish) -> tuple[Row, ...]:
+    """The rows that are wanted."""
+    return find_rows(find_grid(wish.grid), wish.scale, wish.rows)
+
+
+def plan(wish: Wish, model: str | None = None) -> list[Cell]:
+    """The cells that are wanted, in the order in which they run.
+
+    ``model`` stands for the scale's own, whose blocks a grid may need.
+    """
+    grid = find_grid(wish.grid)
+    cells = [
+        cell for row in rows_of(wish) for cell in _cells(grid, row, wish.scale, wish.seeds, model)
+    ]
+    for axis in ("pipeline", "task", "method"):
+        wanted = tuple(each.lower() for each in getattr(wish, f"{axis}s"))
+        _refuse_unknown(axis, wanted, cells)
+        cells = [each for each in cells if not wanted or each.axes[axis].lower() in wanted]
+    if not cells:
+        raise ValueError(f"no cell of {grid.name} at scale {wish.scale} is all that was asked for")
+    return cells
+
+
+def _refuse_unknown(axis: str, wanted: Sequence[str], cells: Sequence[Cell]) -> None:
+    known = list(dict.fromkeys(cell.axes[axis] for cell in cells))
+    for name in wanted:
+        if name not in [each.lower() for each in known]:
+            raise ValueError(unknown(axis, name, known))
+
+
+def _cells(
+    grid: Grid, row: Row, scale: str, seeds: Sequence[int] | None, model: str | None
+) -> list[Cell]:
+    own = SCALES[scale].model(row.model, row.dataset)
+    blocks = block_names(model or own) if grid.blocks else ()
+    return cells_of(grid, row, scale, seeds, blocks)
+
+
+def overview() -> str:
+    """Every table and figure with its cells, scales and an estimate of the time here."""
+    head = ("cells and time here", *SCALES)
+    rows = [(grid.name, *(_size(grid, scale) for scale in SCALES)) for grid in GRIDS.values()]
+    lines = [table(head, rows), ""]
+    for grid in GRIDS.values():
+        names = ", ".join(row.name + ("" if "small" in row.scales else "*") for row in grid.rows)
+        lines.append(f"{grid.name}: {grid.title}\n    rows: {names}")
+    lines += ["", *(f"{name}: {scale.text}" for name, scale in SCALES.items())]
+    return "\n".join([*lines, "* at paper scale only; error bars: --seeds 0,1,2"])
+
+
+def _size(grid: Grid, scale: str) -> str:
+    try:
+        cells = plan(Wish(grid.name, scale))
+    except ValueError:  # its blocks are those of a model of timm
+        return "needs timm"
+    return f"{len(cells)}, {duration(total(cells, Options()))}"

@@ -1,0 +1,236 @@
+"""Cells, run one after another: each a process of its own, each result one line."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from proxbit.experiments.reproduce.configs import (
+    Options,
+    check_alike,
+    config_of,
+    differences,
+    float_config,
+    float_folder,
+    needs_float,
+)
+from proxbit.experiments.reproduce.grids import STATED, Cell
+from proxbit.experiments.reproduce.measuring import packed_figures, verdict_of
+from proxbit.experiments.reproduce.process import Broken, log_of, read_about, train
+from proxbit.experiments.reproduce.results import (
+    FILE,
+    ResultLine,
+    append_result,
+    read_results,
+    sole_writer,
+)
+from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.train.config import Config
+from proxbit.train.fitting import read_result
+from proxbit.train.records import Record, read_records
+from proxbit.train.run_folder import RunFolder, about
+from proxbit.util.files import open_lock
+from proxbit.util.text import first_line
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a cell.
+
+    Attributes:
+        cell: The cell.
+        state: "skipped" (done before), "running", "done", "broken" (a line with its error), or
+            "refused" (not begun: something must be provided; no line).
+        line: The line of a cell that is skipped, done or broken.
+        note: Why it is broken or refused, or what it does now.
+        share: How much of a running cell is done, from 0 to 1.
+    """
+
+    cell: Cell
+    state: str
+    line: ResultLine | None = None
+    note: str = ""
+    share: float = 0.0
+
+
+Watch = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Watch nothing."""
+
+
+def run_folder(cell: Cell, folder: str | Path) -> Path:
+    """Where the run of a cell lies."""
+    return Path(folder) / "runs" / cell.name
+
+
+def run_cell(cell: Cell, options: Options, folder: str | Path, watch: Watch = ignore) -> ResultLine:
+    """Run one cell to its end, or continue it; nothing is appended to the results.
+
+    A cell that fails twice gives a line with its error. Raises ValueError, and runs nothing, where
+    the user must provide something (Missing, Refused).
+    """
+    began, config = time.monotonic(), config_of(cell, options, folder)
+    run = run_folder(cell, folder)
+    try:
+        if needs_float(cell, options):
+            _train_float(cell, options, folder, watch)
+        train(config, run, lambda records: watch(_running(cell, config, records)))
+        line = _line(cell, run, time.monotonic() - began)
+    except Broken as error:
+        return _broken(cell, config, run, str(error), time.monotonic() - began)
+    wanted = SCALES[cell.scale].measure if options.measure is None else options.measure
+    return replace(line, packed=_packed(run)) if wanted else line
+
+
+def _running(cell: Cell, config: Config, records: list[Record]) -> Event:
+    done = records[-1].epoch if records else 0
+    return Event(cell, "running", note="training", share=done / config.epochs)
+
+
+def _train_float(cell: Cell, options: Options, folder: str | Path, watch: Watch) -> None:
+    """Train the float network that cells are fine-tuned from, once for all of them."""
+    config, run = float_config(cell, options), float_folder(cell, folder)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    note = f"first the float network, {config.epochs} epochs"
+    with open_lock(run.parent / ".float.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several cells of one machine may want it at once
+        train(config, run, lambda _: watch(Event(cell, "running", note=note)))
+
+
+def _packed(run: Path) -> dict[str, Any] | None:
+    """The figures of the packed network; where it cannot be packed, the reason is in the log."""
+    try:
+        return packed_figures(run)
+    except (ValueError, TypeError, RuntimeError) as error:
+        with log_of(run).open("a", encoding="utf-8") as log:
+            log.write(f"not packed: {first_line(error)}\n")
+        return None
+
+
+def _line(cell: Cell, run: Path, seconds: float) -> ResultLine:
+    """The line of a finished run; one that was interrupted took longer than this call."""
+    config = RunFolder(run).options()
+    result = read_result(run) or {}
+    curve = [record.to_dict() for record in read_records(run / "metrics.jsonl")]
+    return ResultLine(
+        grid=cell.grid, row=cell.row, scale=cell.scale, key=cell.axes, seed=cell.seed,
+        config=asdict(config), result=result, error=None, curve=curve,
+        verdict=verdict_of(config), packed=None, **_circumstances(read_about(run)),
+        seconds=round(max(seconds, result["seconds"]), 3),
+    )  # fmt: skip
+
+
+def _broken(cell: Cell, config: Config, run: Path, error: str, seconds: float) -> ResultLine:
+    known = read_about(run) if (run / "about.json").is_file() else about([])
+    return ResultLine(
+        grid=cell.grid, row=cell.row, scale=cell.scale, key=cell.axes, seed=cell.seed,
+        config=asdict(config), result=None, error=error, curve=[], verdict=verdict_of(config),
+        packed=None, **_circumstances(known), seconds=round(seconds, 3),
+    )  # fmt: skip
+
+
+def _circumstances(known: dict[str, Any]) -> dict[str, Any]:
+    names = ("proxbit", "torch", "numpy", "python", "cores", "threads")
+    return {
+        "commit": known["commit"], "versions": {name: known[name] for name in names},
+        "device": known["device"], "started": known["started"],
+    }  # fmt: skip
+
+
+def done_lines(folder: str | Path) -> dict[Cell, ResultLine]:
+    """The cells of a folder that have a result."""
+    if not (Path(folder) / FILE).is_file():
+        return {}
+    return {line.cell: line for line in read_results(folder) if line.done}
+
+
+def to_do(
+    cells: Iterable[Cell], options: Options, folder: str | Path, watch: Watch = ignore
+) -> list[Cell]:
+    """The cells without a result; those that have one are watched as skipped.
+
+    One that stands in another grid too, and was run there, gets that result as its own, and so does
+    the float network of another task: the same run twice says nothing new. Raises ValueError where
+    a result was obtained with other options.
+    """
+    done, left = done_lines(folder), []
+    for cell in cells:
+        line = done.get(cell)
+        if line is not None:
+            _check_same(cell, options, folder, line)
+        elif (line := _run_elsewhere(cell, options, folder, done.values())) is not None:
+            append_result(folder, line)
+        else:
+            left.append(cell)
+            continue
+        watch(Event(cell, "skipped", line))
+    return left
+
+
+def _run_elsewhere(
+    cell: Cell, options: Options, folder: str | Path, done: Iterable[ResultLine]
+) -> ResultLine | None:
+    """The line of a cell that was run elsewhere: the same place, seed, scale and options."""
+    twins = [line for line in done if _place(line.cell) == _place(cell)]
+    if not twins:
+        return None
+    try:
+        wanted = config_of(cell, options, folder)
+    except ValueError:
+        return None
+    line = next((line for line in twins if not differences(wanted, line.config)), None)
+    return None if line is None else replace(line, grid=cell.grid, row=cell.row, key=cell.axes)
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    """What a run depends on besides its options: a float network has no task.
+
+    A register has 8 bits unless its grid says otherwise.
+    """
+    axes = {"bits": STATED} | cell.axes | ({"task": "any"} if cell.axes["method"] == "FP" else {})
+    return axes, cell.seed, cell.scale
+
+
+def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLine) -> None:
+    try:
+        wanted = config_of(cell, options, folder)
+    except ValueError:
+        return  # nothing was given for a cell that is done: nothing contradicts it
+    check_alike(wanted, line.config, f"{cell.name} in {str(folder)!r}")
+
+
+def run_grid(
+    cells: Iterable[Cell], options: Options, folder: str | Path, watch: Watch = ignore
+) -> list[Event]:
+    """Run the cells that are not done yet, each result appended at once; how each one ended."""
+    with sole_writer(folder):
+        ended: list[Event] = []
+
+        def tell(event: Event) -> None:
+            if event.state != "running":
+                ended.append(event)
+            watch(event)
+
+        for cell in to_do(cells, options, folder, tell):
+            if not to_do([cell], options, folder, tell):
+                continue  # what just ran here is a result of this cell too
+            watch(Event(cell, "running", note="starting"))
+            tell(finish_cell(cell, partial(run_cell, cell, options, folder, watch), folder))
+        return ended
+
+
+def finish_cell(cell: Cell, run: Callable[[], ResultLine], folder: str | Path) -> Event:
+    """Run a cell and append its line; how it ended."""
+    try:
+        line = run()
+    except ValueError as error:
+        return Event(cell, "refused", note=str(error))
+    append_result(folder, line)
+    return Event(cell, "done" if line.done else "broken", line, line.error or "", 1.0)

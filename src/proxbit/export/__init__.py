@@ -1,0 +1,1 @@
+"""Hard networks in the formats of others."""

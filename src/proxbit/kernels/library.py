@@ -1,0 +1,104 @@
+"""The C++ kernels, found and opened with ctypes where they were built.
+
+The environment variable PROXBIT_KERNELS chooses: ``auto`` (default), ``avx2``, ``portable`` (plain
+C++, the same bits), or ``torch`` (no kernels at all). PROXBIT_LIBRARY names another build of the
+library. Both are read when the kernels are first used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from ctypes import c_char_p, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from proxbit.util.text import unknown
+
+Signatures: TypeAlias = Mapping[str, tuple[Any, list[Any]]]
+
+ABI = 2
+CHOICES = ("auto", "avx2", "portable", "torch")
+_ENDINGS = {"darwin": ".dylib", "win32": ".dll"}
+_PLACE = Path(__file__).parent / f"libproxbit{_ENDINGS.get(sys.platform, '.so')}"
+_SIGNATURES: Signatures = {
+    "pb_abi": (c_int, []),
+    "pb_isa": (c_char_p, []),
+    "pb_use_isa": (c_int, [c_char_p]),
+    "pb_use_team": (None, [c_void_p]),
+    "pb_layout": (c_int64, [c_char_p, c_char_p]),
+}
+
+
+@cache
+def choice() -> str:
+    """What PROXBIT_KERNELS said at the first use of the kernels.
+
+    It is read once: weights are laid out for one instruction set, and to change it under a thread
+    that computes would make it read them as those of another.
+    """
+    return os.environ.get("PROXBIT_KERNELS", "auto")
+
+
+@cache
+def opened(choice: str) -> Any:
+    """The library for a value of PROXBIT_KERNELS; None where it was not built or not wanted."""
+    if choice not in CHOICES:
+        raise ValueError(unknown("value of PROXBIT_KERNELS", choice, CHOICES))
+    loaded = None if choice == "torch" else _load()
+    if loaded is not None and loaded.pb_use_isa(None if choice == "auto" else choice.encode()):
+        raise ValueError(
+            f"PROXBIT_KERNELS is {choice!r}, and this machine has no such instructions"
+        )
+    return loaded
+
+
+def declare(loaded: Any, signatures: Signatures) -> bool:
+    """Tell ctypes the types of some functions; False if the library lacks one of them."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name, None)
+        if function is None:
+            return False
+        function.restype, function.argtypes = result, arguments
+    return True
+
+
+def agrees(loaded: Any, name: str, structure: type[ctypes.Structure]) -> bool:
+    """Whether C lays out a structure as it is declared here, field by field."""
+    here = {field[0]: getattr(structure, field[0]).offset for field in structure._fields_}
+    there = {field: loaded.pb_layout(name.encode(), field.encode()) for field in here}
+    return here == there and loaded.pb_layout(name.encode(), None) == ctypes.sizeof(structure)
+
+
+@cache
+def _load() -> Any:
+    try:
+        loaded = ctypes.CDLL(os.environ.get("PROXBIT_LIBRARY", str(_PLACE)))
+    except OSError:
+        return None
+    if not declare(loaded, _SIGNATURES) or loaded.pb_abi() != ABI:
+        return None
+    loaded.pb_use_team(_torch_team())
+    return loaded
+
+
+def _torch_team() -> int | None:
+    """The OpenMP threads that torch itself uses, so that the two never fight for cores."""
+    import torch  # noqa: F401  (brings its OpenMP into the process)
+
+    try:
+        team = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    return ctypes.cast(team, c_void_p).value
+
+
+def check(code: int) -> None:
+    """Raise what a kernel reported."""
+    if code == 2:
+        raise MemoryError("a kernel of proxbit found no memory")
+    if code:
+        raise ValueError("a kernel of proxbit was called with sizes that do not fit each other")

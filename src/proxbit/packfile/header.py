@@ -1,0 +1,192 @@
+"""The JSON header of a packed file: what each binary weight is, and what is known beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from proxbit.core.weight_layout import Layout
+from proxbit.packfile.container import is_sizes, strict_json
+from proxbit.packfile.contents import About, Contents, PackedWeight, label
+from proxbit.util.text import unknown
+
+VERSION = 1
+NO_CRC = "00000000"
+FLOAT_RESTS = ("float32", "float16")
+PARTS = ("bits", "scale", "shift")
+_KIND = {"task": str, "register_bits": int, "slope": float, "pad_value": float, "parts": list}
+_TOP = {
+    "version": int, "crc32": str, "float_rest": str, "groups": list, "floats": list,
+    "tables": dict, "about": dict,
+}  # fmt: skip
+_ABOUT = {
+    "architecture": dict, "replaced": dict, "method": str, "task": str, "labels": list,
+    "input": dict, "made_by": str,
+}  # fmt: skip
+_LAYOUT = {"groups": int, "stacked": bool, "transposed": bool}
+_NONE: dict[str, type] = {}
+_WORDS = {
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list",
+    dict: "an object",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """A binary weight as the header describes it: which tensors it has, and its plain values."""
+
+    label: str
+    parts: tuple[str, ...]
+    values: Mapping[str, Any]
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """The name in the file of each part."""
+        return {part: f"{self.label}.{part}" for part in self.parts}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The checked header of a file."""
+
+    crc32: str
+    float_rest: str
+    weights: tuple[WeightEntry, ...]
+    floats: tuple[str, ...]
+    tables: frozenset[str]
+    about: About
+    tied: dict[str, str]
+
+
+def header_text(contents: Contents, float_rest: str, tables: list[str]) -> str:
+    """The header as compact JSON, with zeros in the place of its checksum.
+
+    It is parsed before it is returned: what cannot be read is not written.
+    """
+    groups = [
+        {**kind, "weights": [_named(w) for w in run]}
+        for kind, run in groupby(contents.weights, _kind)
+    ]
+    default = asdict(About())
+    about = {n: v for n, v in asdict(contents.about).items() if v != default[n]}
+    values = {
+        "version": VERSION, "crc32": NO_CRC, "float_rest": float_rest, "groups": groups,
+        "floats": list(contents.floats), "tables": dict.fromkeys(tables, "int8"), "about": about,
+    }  # fmt: skip
+    if contents.tied:
+        values["tied"] = contents.tied
+    try:
+        text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+        parse_header(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the header of a file must be plain JSON values: {error}") from None
+    return text
+
+
+def _kind(w: PackedWeight) -> dict[str, Any]:
+    """What runs of weights share; it is written once for each run."""
+    parts = [part for part in PARTS if getattr(w, part) is not None]
+    return {"task": w.task, "register_bits": w.register_bits, "slope": float(w.slope),
+            "pad_value": float(w.pad_value), "parts": parts}  # fmt: skip
+
+
+def _named(w: PackedWeight) -> dict[str, Any]:
+    rows = {} if w.rows is None else {"rows": list(w.rows)}
+    layout = {} if w.layout is None else {"layout": asdict(w.layout)}
+    return {"name": w.name, "shape": list(w.shape), **rows, **layout}
+
+
+def parse_header(text: str) -> Header:
+    """The header of a file of version 1, or a ValueError in one sentence."""
+    values = strict_json(text, "its proxbit header")
+    version = values.get("version") if isinstance(values, dict) else None
+    if type(version) is not int or version != VERSION:
+        raise ValueError(
+            f"it has the format version {str(version)[:20]}, and this proxbit reads {VERSION}"
+        )
+    _require(values, _TOP, "its header", {"tied": dict})
+    if values["float_rest"] not in FLOAT_RESTS:
+        raise ValueError(unknown("float_rest", values["float_rest"][:80], FLOAT_RESTS))
+    _require_texts(values["floats"], "floats")
+    tied = values.get("tied", {})
+    _require_texts(list(tied.values()), "tied names")
+    return Header(
+        values["crc32"],
+        values["float_rest"],
+        tuple(entry for group in values["groups"] for entry in _entries(group)),
+        tuple(values["floats"]),
+        _tables(values["tables"], values["floats"]),
+        _about(values["about"]),
+        tied,
+    )
+
+
+def _entries(group: Any) -> list[WeightEntry]:
+    """The weights of one run."""
+    _require(group, {**_KIND, "weights": list}, "a group of its header")
+    parts = group["parts"]
+    if parts != [part for part in PARTS if part == "bits" or part in parts]:
+        raise ValueError(f"a group of its header has the parts {str(parts)[:80]}, not {PARTS}")
+    kind = {name: group[name] for name in _KIND if name != "parts"}
+    return [_entry(weight, tuple(parts), kind) for weight in group["weights"]]
+
+
+def _entry(given: Any, parts: tuple[str, ...], kind: dict[str, Any]) -> WeightEntry:
+    optional = {"rows": list, "layout": dict}
+    _require(given, {"name": str, "shape": list}, "a weight of its header", optional)
+    shape, rows = given["shape"], given.get("rows")
+    pair = rows is None or (is_sizes(rows) and len(rows) == 2)
+    if not is_sizes(shape) or not pair:
+        raise ValueError(f"the weight {given['name'][:80]!r} has an impossible shape or rows")
+    name, covered = given["name"], None if rows is None else (rows[0], rows[1])
+    own = {"name": name, "shape": tuple(shape), "rows": covered, "layout": _layout(given)}
+    return WeightEntry(label(name, covered), parts, {**kind, **own})
+
+
+def _layout(weight: dict[str, Any]) -> Layout | None:
+    if "layout" not in weight:
+        return None
+    _require(weight["layout"], _LAYOUT, "the layout of a weight of its header")
+    return Layout(**weight["layout"])
+
+
+def _tables(given: dict[str, Any], floats: list[str]) -> frozenset[str]:
+    known = set(floats)
+    for name, kind in given.items():
+        if kind != "int8" or name not in known:
+            raise ValueError(
+                f"the table {name[:80]!r} is not an int8 one of the floats of its header"
+            )
+    return frozenset(given)
+
+
+def _about(given: dict[str, Any]) -> About:
+    """Its fields, each of its type; those that are absent keep their defaults."""
+    _require(given, {}, "the about of its header", _ABOUT)
+    _require_texts(given.get("labels", []), "labels")
+    _require_texts(list(given.get("replaced", {}).values()), "replaced modules")
+    labels = {"labels": tuple(given["labels"])} if "labels" in given else {}
+    return About(**{**given, **labels})
+
+
+def _require(
+    given: Any, wanted: Mapping[str, type], where: str, optional: Mapping[str, type] = _NONE
+) -> None:
+    """Refuse all but an object of these names and types."""
+    allowed = {**wanted, **optional}
+    if not isinstance(given, dict) or not wanted.keys() <= given.keys() <= allowed.keys():
+        names = list(given) if isinstance(given, dict) else type(given).__name__
+        raise ValueError(f"{where} has {str(names)[:200]}, not {list(allowed)}")
+    for name, value in given.items():
+        kinds = (int, float) if allowed[name] is float else (allowed[name],)
+        if type(value) not in kinds:
+            word = _WORDS[allowed[name]]
+            raise ValueError(f"{where} has {str(value)[:80]!r} for {name}, not {word}")
+
+
+def _require_texts(given: list[Any], what: str) -> None:
+    if not all(isinstance(each, str) for each in given):
+        raise ValueError(f"the {what} of its header are not all texts")

@@ -1,0 +1,1 @@
+"""Small things that every package may use: words, files, schemas, workarounds."""

@@ -1,0 +1,72 @@
+"""Figures written whole or not at all, in one look, with the same bytes for the same content."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxbit.util.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+LOOK = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
+    "svg.fonttype": "none",  # letters stay letters: a third of the size, and they can be read aloud
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#777777",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3.4,
+    "lines.markeredgewidth": 0.9,
+    "lines.dashed_pattern": (2.6, 1.6),
+    "svg.hashsalt": "proxbit",
+}
+
+
+def check_place(path: str | Path) -> None:
+    """Refuse, before any work, a picture that could not be written."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"a picture ends in .png or .svg, not {str(path)!r}")
+    if target.is_dir() or not target.parent.is_dir():
+        why = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}"
+        raise ValueError(f"cannot write {str(path)!r}: {why}")
+    _matplotlib()
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError("plots need matplotlib: pip install proxbit[plot]") from error
+    return matplotlib
+
+
+def write_figure(path: str | Path, figure: Callable[[], Figure]) -> None:
+    """The whole picture or nothing; the same bytes for the same figure."""
+    target, data = Path(path), io.BytesIO()
+    suffix = target.suffix.lower().removeprefix(".")
+    nothing = {"Software": None} if suffix == "png" else {"Date": None, "Creator": None}
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # not the user's own look: the same bytes everywhere
+        matplotlib.rcParams.update(LOOK)
+        figure().savefig(data, format=suffix, dpi=200, metadata=nothing)
+    try:
+        write_atomically(target, data.getvalue())
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
