@@ -28,7 +28,17 @@ NETS = (
     NET
     + """
 import os
+import time
 from pathlib import Path
+
+class Slow(nn.Module):
+    def forward(self, x):
+        if self.training and not Path(__file__).with_name("hurry").exists():
+            time.sleep(0.5)
+        return x
+
+def slow(classes, channels):
+    return nn.Sequential(Slow(), net(classes, channels))
 
 def dies_once(classes, channels):
     marker = Path(__file__).with_name("died")
@@ -123,7 +133,7 @@ def test_one_float_network_serves_every_task(place, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_the_run_and_the_next_call_continues_it(place, tmp_path):
-    wanted, asked = cells("BC"), options(place, epochs=8)
+    wanted, asked = cells("BC"), options(place, "slow", epochs=8)  # it cannot end by itself before
 
     def press(event):
         if event.share > 0:
@@ -137,6 +147,7 @@ def test_ctrl_c_saves_the_run_and_the_next_call_continues_it(place, tmp_path):
     wait_for(RunFolder(run))  # its process has ended
     seen = read_records(run / "metrics.jsonl")
     assert kept and seen[-1].epoch < 8
+    (place / "hurry").touch()
     assert states(run_grid(wanted, asked, tmp_path)) == ["done"]
     [line] = read_results(tmp_path)
     assert line.curve[: len(seen)] == [record.to_dict() for record in seen]
