@@ -127,7 +127,7 @@ def hard_twin(model: nn.Module, task: Any, x: Tensor) -> nn.Module:
     """With norms that fit the hard weights, as after training."""
     twin = copy.deepcopy(model)
     pb.binarize(twin, "bc", task, relu=None if task == "BW" else nn.Hardtanh)
-    return pb.recalibrate(pb.harden(twin, tell=None), [x]).eval()
+    return pb.recalibrate(pb.harden(twin), [x]).eval()
 
 
 def as_float(stage: Stage) -> Ready:

@@ -53,7 +53,7 @@ def hard_layers(layers: Layers, task: Any) -> Layers:
     """The same layers with hard binary weights."""
     model = nn.Sequential(*(copy.deepcopy(layer) for layer in layers))
     pb.binarize(model, "bc", task, only="*")
-    return list(pb.harden(model, tell=None).eval())  # type: ignore[call-overload]
+    return list(pb.harden(model).eval())  # type: ignore[call-overload]
 
 
 def layouts(x: Tensor) -> Iterator[Tensor]:

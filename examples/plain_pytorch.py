@@ -37,6 +37,7 @@ def main(epochs: int, steps: int | None) -> None:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
         print(f"epoch {epoch + 1}: hard {accuracy(pb.hardened(model), images):.2f} %")
+    print(pb.gap(model))
     pb.harden(model)  # 3
     pb.recalibrate(model, (batch for batch in images.train_batches(128, generator)))
     print(f"hard, with fresh statistics: {accuracy(model, images):.2f} %")

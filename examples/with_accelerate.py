@@ -36,7 +36,9 @@ def main(epochs: int, images: int) -> None:
             accelerator.backward(loss)
             optimizer.step()
         accelerator.print(f"epoch {epoch + 1}: loss {loss.item():.3f}")
-    hard = pb.harden(accelerator.unwrap_model(model), tell=accelerator.print).eval()
+    trained = accelerator.unwrap_model(model)
+    accelerator.print(pb.gap(trained))
+    hard = pb.harden(trained).eval()
     test = normalize(data.x_test, data.mean, data.std)
     with torch.inference_mode():
         share = (hard(test).argmax(1) == data.y_test).float().mean().item()

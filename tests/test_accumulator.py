@@ -128,7 +128,7 @@ def test_a_register_of_another_width_is_refused(bits: float) -> None:
         WrapAccumulator(bits)
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ValueError, match=f"{bits}"):
-        pb.binarize(model, "bc", "BWAA", only="*", bits=bits)
+        pb.binarize(model, "bc", pb.Task("BWAA", bits=bits), only="*")
     assert type(model[0]) is nn.Linear
 
 
@@ -138,7 +138,7 @@ def test_a_slope_that_is_no_slope_is_refused(k: float) -> None:
         WrapAccumulator(8, k)
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="slope k"):
-        pb.binarize(model, "bc", "BWAA", only="*", k=k)
+        pb.binarize(model, "bc", pb.Task("BWAA", k=k), only="*")
     assert type(model[0]) is nn.Linear
 
 
@@ -162,7 +162,7 @@ def finish(m: np.ndarray, layer: nn.Module, bits: int, k: float, trailing: int) 
 def test_a_linear_layer_is_an_integer_simulation(bits: int, k: float, fan_in: int) -> None:
     layer = nn.Linear(fan_in, 6)
     model = nn.Sequential(layer)
-    pb.binarize(model, "bc", "BWAA", only="*", bits=bits, k=k)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=bits, k=k), only="*")
     x = torch.randn(5, fan_in) + 0.2
     products = bits_from(x)[:, None, :] * bits_from(layer.weight)[None]
     m = add_with_wrap(products, bits)
@@ -189,7 +189,7 @@ def test_a_convolution_is_an_integer_simulation(
 ) -> None:
     layer = nn.Conv2d(4, 8, 3, stride=stride, padding=padding, dilation=dilation, groups=groups)
     model = nn.Sequential(layer)
-    pb.binarize(model, "bc", "BWAA", only="*", bits=bits, pad_value=pad_value)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=bits, pad_value=pad_value), only="*")
     x = torch.randn(2, 4, 7, 6) + 0.3
     border = {"same": (1, 1)}.get(padding, padding)
     border = (border, border) if isinstance(border, int) else border
@@ -236,7 +236,7 @@ def test_the_gradient_of_a_layer_follows_the_cyclic_function() -> None:
     """dz = s c'(m) dy: to the input with the scale, to the weight by convention (b) without it."""
     layer = nn.Linear(60, 6, bias=False).double()
     model = nn.Sequential(layer)
-    pb.binarize(model, "bc", "BWAA", only="*", bits=4, k=3.0)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=4, k=3.0), only="*")
     x = (torch.randn(5, 60, dtype=torch.float64) + 0.1).requires_grad_()
     upstream = torch.randn(5, 6, dtype=torch.float64)
     model(x).backward(upstream)
@@ -254,7 +254,7 @@ def test_under_autocast_the_sums_stay_exact(dtype: torch.dtype) -> None:
     """Above 256 bfloat16 has no odd numbers: a sum in it would wrap to another place."""
     layer = nn.Linear(1001, 4, bias=False)
     model = nn.Sequential(layer)
-    pb.binarize(model, "bc", "BWAA", only="*", bits=8)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=8), only="*")
     sums: list[Tensor] = []
     layer.binary.accumulator.register_forward_pre_hook(lambda _, inputs: sums.append(inputs[0]))
     x = torch.randn(3, 1001) + 1.0
@@ -271,7 +271,7 @@ def test_under_autocast_the_sums_stay_exact(dtype: torch.dtype) -> None:
 def test_in_a_half_precision_model_the_sums_stay_exact(dtype: torch.dtype) -> None:
     layer = nn.Linear(1001, 4, bias=False).to(dtype)
     model = nn.Sequential(layer)
-    pb.binarize(model, "bc", "BWAA", only="*", bits=8)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=8), only="*")
     sums: list[Tensor] = []
     layer.binary.accumulator.register_forward_pre_hook(lambda _, inputs: sums.append(inputs[0]))
     x = torch.randn(3, 1001).to(dtype)
@@ -287,7 +287,7 @@ def test_the_penalty_is_the_mean_excess_of_every_accumulator() -> None:
     model = nn.Sequential(
         nn.Linear(80, 12), nn.Tanh(), nn.Linear(12, 70), nn.Tanh(), nn.Linear(70, 4)
     )
-    pb.binarize(model, "bc", "BWAA", only="*", bits=4)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=4), only="*")
     x = torch.randn(6, 80)
     with pb.overflow_penalty(model) as penalty:
         model(x)
@@ -317,7 +317,7 @@ def test_the_gradient_of_the_penalty_pulls_sums_back() -> None:
 
 def test_the_penalty_watches_only_inside_its_block() -> None:
     model = nn.Sequential(nn.Linear(80, 12))
-    pb.binarize(model, "bc", "BWAA", only="*", bits=4)
+    pb.binarize(model, "bc", pb.Task("BWAA", bits=4), only="*")
     x = torch.randn(6, 80)
     model(x)
     with pb.overflow_penalty(model) as penalty:
@@ -340,7 +340,7 @@ def test_without_accumulators_there_is_no_penalty() -> None:
 def test_a_soft_pair_uses_the_same_expression_on_reals(method: str) -> None:
     layer = nn.Linear(90, 4, bias=False).double()
     model = nn.Sequential(layer)
-    pb.binarize(model, method, "BWAA", only="*", bits=4)
+    pb.binarize(model, method, pb.Task("BWAA", bits=4), only="*")
     pb.set_strength(model, 0.8)
     x = torch.randn(5, 90, dtype=torch.float64) + 0.3
     f, scale = layer.binary.weight_quantizer.split(layer.weight)

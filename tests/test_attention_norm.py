@@ -233,7 +233,7 @@ def test_binary_models_train_harden_and_restore_with_their_norms(family: str, ta
     functional.cross_entropy(model(x), torch.tensor([0, 1, 2])).backward()
     norms = [p for name in names for p in model.get_submodule(name).parameters()]
     assert all(p.grad is not None and bool(p.grad.any()) for p in norms)
-    pb.harden(model, tell=None)
+    pb.harden(model)
     assert all(p.requires_grad for p in norms)
     assert pb.probe(model, x).ok
     before = model(x)
@@ -418,7 +418,7 @@ def normed() -> nn.Module:
 def hard() -> nn.Module:
     model = normed()
     pb.binarize(model, "bc")
-    return pb.harden(model, tell=None)
+    return pb.harden(model)
 
 
 class Idle(nn.Module):

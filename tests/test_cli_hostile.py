@@ -46,7 +46,7 @@ def said(*arguments: str | Path, status: int = 0) -> str:
 def packed(path: Path, model: torch.nn.Module, **about: object) -> Path:
     """A packed file of a stranger."""
     pb.binarize(model, "bnn++", "BW")
-    pb.save(pb.pack(pb.harden(model, tell=None)), path)
+    pb.save(pb.pack(pb.harden(model)), path)
     held = read(path)
     write(replace(held, about=replace(held.about, **about)), path)
     return path

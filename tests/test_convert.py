@@ -15,6 +15,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrize, prune
 
 import proxbit as pb
+from binarizing import binarize
+from proxbit.binarization.hardening import Gap
 
 BINARY_METHODS = [name for name, method in pb.METHODS.items() if method.binary]
 
@@ -348,7 +350,7 @@ def test_parametrize_reaches_a_weight_that_is_read_directly(method: str) -> None
     report = pb.binarize(model, method, parametrize="inner")
     assert {line.name: line.why for line in report.binary} == {"inner": "parametrized"}
     assert pb.probe(model, x).ok
-    pb.harden(model, tell=None)
+    pb.harden(model)
     assert pb.probe(model, x).ok
     w = model.inner.weight
     assert torch.equal(w.abs(), w.abs().amax(1, keepdim=True).expand_as(w))
@@ -393,13 +395,13 @@ def test_the_bytes_count_parameters_and_buffers() -> None:
 def test_tied_weights_are_counted_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 1))
     model[1].weight = model[0].weight
-    report = pb.binarize(model, "bc", scale="none")
+    report = pb.binarize(model, pb.method("bc", scale="none"))
     assert report.bytes_float == 4 * (16 + 5)
 
 
 def test_half_precision_weights_count_two_bytes() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False)).bfloat16()
-    assert pb.binarize(model, "bc", scale="layer").bytes_float == 2 * 20
+    assert pb.binarize(model, pb.method("bc", scale="layer")).bytes_float == 2 * 20
 
 
 def test_the_report_says_everything_as_text_and_as_data() -> None:
@@ -430,9 +432,9 @@ def test_the_float_baseline_reports_no_binary_layer() -> None:
     assert not report.binary
     assert report.bytes_packed == report.bytes_float
     assert torch.equal(model(x), expected)
-    said: list[str] = []
-    pb.harden(model, tell=said.append)
-    assert said == ["FP is the float baseline: nothing to harden"]
+    assert str(pb.gap(model, x)) == "FP is the float baseline: there is nothing to harden"
+    assert pb.gap(model).worst == "" and pb.gap(model).mean == 0
+    pb.harden(model)
     assert torch.equal(model(x), expected)
 
 
@@ -655,7 +657,7 @@ def test_binarize_and_restore_may_alternate() -> None:
 def test_restoring_a_hard_model_keeps_the_hard_weights_and_lets_them_train() -> None:
     model, x = cnn().eval(), images()
     pb.binarize(model, "bnn")
-    pb.harden(model, tell=None)
+    pb.harden(model)
     hard = {name: value.clone() for name, value in model.state_dict().items()}
     pb.restore(model)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in hard.items())
@@ -669,7 +671,7 @@ def test_restore_does_not_thaw_what_was_frozen_before() -> None:
     model[3].weight.requires_grad_(False)
     with pytest.warns(pb.SettingsWarning, match=r"1 of 2 binary weights are frozen .*3\.weight"):
         pb.binarize(model, "bnn")
-    pb.harden(model, tell=None)
+    pb.harden(model)
     pb.restore(model)
     assert not model[3].weight.requires_grad
     assert model[7].weight.requires_grad
@@ -701,7 +703,7 @@ def test_parameters_stay_the_same_objects() -> None:
     ],
 )  # fmt: skip
 def test_names_are_forgiving(given: str, name: str) -> None:
-    assert pb.find_method(given).name == name
+    assert pb.method(given).name == name
     assert pb.binarize(cnn(), given).method == name
 
 
@@ -710,7 +712,7 @@ def test_a_method_and_a_bare_pair_are_methods_too() -> None:
     assert pb.binarize(cnn(), pb.bi_real).method == "Bi-Real"
     own = pb.Pair(lambda w, s: torch.tanh(s * w), lambda w, s: s / torch.cosh(s * w) ** 2)
     model = cnn()
-    assert pb.binarize(model, own, schedule=pb.Linear(50, 500)).method == "custom"
+    assert pb.binarize(model, pb.method(own, schedule=pb.Linear(50, 500))).method == "custom"
     model(images()).sum().backward()
     assert all(p.grad is not None for p in pb.latent_parameters(model))
 
@@ -770,7 +772,7 @@ def test_a_bad_argument_is_one_clear_error_and_changes_nothing(
     model = build()
     before = snapshot(model)
     with pytest.raises(error) as caught:
-        pb.binarize(model, **arguments)
+        binarize(model, **arguments)
     assert_unchanged(model, before)
     for word in words:
         assert word in str(caught.value)
@@ -795,7 +797,7 @@ def test_binarizing_twice_is_refused() -> None:
     [
         pb.restore,
         pb.diagnose,
-        lambda model: pb.harden(model, tell=None),
+        lambda model: pb.harden(model),
         lambda model: pb.probe(model, images()),
         lambda model: pb.set_strength(model, 1.0),
         lambda model: pb.attach(model, torch.optim.SGD(model.parameters(), 0.1), steps=3),
@@ -926,8 +928,8 @@ def test_hard_weights_are_exactly_plus_or_minus_the_scale(
     method: str, scale: str, task: Any
 ) -> None:
     model, x = cnn(), images()
-    pb.binarize(model, method, task, scale=scale, relu=nn.Hardtanh)
-    assert pb.harden(model, tell=None) is model
+    pb.binarize(model, pb.method(method, scale=scale), task, relu=nn.Hardtanh)
+    assert pb.harden(model) is model
     assert_hard(model)
     model.eval()
     seen: list[Tensor] = []
@@ -945,7 +947,7 @@ def test_the_hard_scale_is_the_least_squares_match_of_the_quantized_weight(metho
     pb.set_strength(model, 0.7)
     (weight,) = pb.binary_weights(model)
     q = weight.quantizer.proximal(weight.latent).clone()
-    pb.harden(model, tell=None)
+    pb.harden(model)
     bits = torch.where(q < 0, -1.0, 1.0)
     dims = weight.quantizer.method.scale.dims(q)
     expected = bits * ((q * bits).sum(dims, keepdim=True) / (bits * bits).sum(dims, keepdim=True))
@@ -956,50 +958,55 @@ def test_the_hard_scale_is_the_least_squares_match_of_the_quantized_weight(metho
 def test_hardening_twice_is_fine() -> None:
     model = cnn()
     pb.binarize(model, "bnn++")
-    said: list[str] = []
-    pb.harden(model, tell=said.append)
+    pb.harden(model)
     before = snapshot(model)
-    pb.harden(model, tell=said.append)
+    assert pb.harden(model) is model
     assert_unchanged(model, before)
-    assert len(said) == 2
-    assert said[1] == "the model is hard already: nothing changed"
 
 
-def test_the_gap_is_told_in_one_line_with_the_numbers() -> None:
+def test_hardening_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model = cnn()
+    pb.binarize(model, "bnn++")
+    pb.gap(model, images())
+    pb.harden(model)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_gap_is_what_hardening_then_changes() -> None:
     model, x = cnn().eval(), images(16)
     pb.binarize(model, "bnn++")
+    before = snapshot(model)
+    gap = pb.gap(model, x)
+    assert_unchanged(model, before)
     soft_out = model(x).detach()
     soft = {w.name: w.quantizer.proximal(w.latent).clone() for w in pb.binary_weights(model)}
-    said: list[str] = []
-    pb.harden(model, x, tell=said.append)
+    pb.harden(model)
+    hard_out = model(x).detach()
     hard = {w.name: w.latent for w in pb.binary_weights(model)}
     gaps = {n: float((hard[n] - soft[n]).norm() / soft[n].norm()) for n in soft}
-    hard_out = model(x).detach()
-    (line,) = said
-    assert "\n" not in line
-    assert line.startswith("hardened 2 weights (BNN++)")
+    assert gap.method == "BNN++"
+    assert gap.layers == pytest.approx(gaps)
+    assert gap.mean == pytest.approx(sum(gaps.values()) / 2)
+    assert gap.worst == max(gaps, key=gaps.__getitem__)
+    assert gap.outputs == pytest.approx(float((hard_out - soft_out).norm() / soft_out.norm()))
+    assert gap.agreement == float((hard_out.argmax(1) == soft_out.argmax(1)).float().mean())
+    assert pb.gap(model).layers == dict.fromkeys(gaps, 0.0)
 
-    def number(pattern: str) -> float:
-        found = re.search(pattern, line)
-        assert found, (pattern, line)
-        return float(found[1]) / 100
 
-    assert number(r"([\d.]+) % on average") == pytest.approx(sum(gaps.values()) / 2, rel=0.06)
-    assert number(r"([\d.]+) % at most") == pytest.approx(max(gaps.values()), rel=0.06)
-    assert f"({max(gaps, key=gaps.__getitem__)})" in line
-    change = float((hard_out - soft_out).norm() / soft_out.norm())
-    assert number(r"outputs by ([\d.]+) %") == pytest.approx(change, rel=0.06)
-    stayed = float((hard_out.argmax(1) == soft_out.argmax(1)).float().mean())
-    assert number(r"([\d.]+) % of the decisions") == pytest.approx(stayed, rel=0.06)
+def test_the_gap_prints_as_one_line() -> None:
+    gap = Gap("BNN++", {"a": 0.1, "b": 0.3}, 0.25, 0.5)
+    assert str(gap) == (
+        "hardening changes 2 weights (BNN++) by 20 % on average, 30 % at most (b); outputs by "
+        "25 %, 50 % of the decisions stay"
+    )
 
 
 def test_a_hard_pair_has_no_gap() -> None:
     model, x = cnn().eval(), images()
     pb.binarize(model, "bc")
-    expected, said = model(x), []
-    pb.harden(model, x, tell=said.append)
-    torch.testing.assert_close(model(x), expected)
-    assert "100 % of the decisions stayed" in said[0]
+    expected, gap = model(x), pb.gap(model, x)
+    torch.testing.assert_close(pb.harden(model)(x), expected)
+    assert gap.mean < 1e-6 and gap.agreement == 1
 
 
 def test_hardened_is_a_copy_and_leaves_the_model_soft() -> None:
@@ -1041,7 +1048,7 @@ def test_after_hardening_signs_stay_and_the_rest_trains(
     optimizer = OPTIMIZERS[name](model.parameters())
     pb.attach(model, optimizer, steps=10)
     train_a_little(model, optimizer, 3, set_to_none)
-    pb.harden(model, tell=None)
+    pb.harden(model)
     hard = {w.name for w in pb.binary_weights(model)}
     old = {n: p.detach().clone() for n, p in model.named_parameters()}
     train_a_little(model, optimizer, 3, set_to_none)
@@ -1061,7 +1068,7 @@ def test_recalibrate_is_the_plain_average_over_the_batches() -> None:
         nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2),
     )  # fmt: skip
     pb.binarize(model, "bnn")
-    pb.harden(model, tell=None)
+    pb.harden(model)
     train_mode = {m: m.training for m in model.modules()}
     batches = [images(n) for n in (4, 7, 5)]
     assert pb.recalibrate(model, batches) is model
@@ -1119,7 +1126,7 @@ def by_hand(method: Any, values: list[list[float]], **arguments: Any) -> nn.Sequ
     model = nn.Sequential(nn.Linear(2, 2, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor(values))
-    pb.binarize(model, method, only="*", **arguments)
+    binarize(model, method, only="*", **arguments)
     return model
 
 
@@ -1165,7 +1172,7 @@ def test_the_overflow_of_the_last_batch_is_counted() -> None:
 
 def test_a_hard_weight_is_saturated_and_does_not_move() -> None:
     model = by_hand("bnn++", [[0.1, -0.5], [1.0, -2.0]])
-    pb.harden(model, tell=None)
+    pb.harden(model)
     (layer,) = pb.diagnose(model).layers
     assert (layer.saturated, layer.dead, layer.wrong_way) == (1.0, 1.0, 0.0)
 
@@ -1310,8 +1317,8 @@ def test_two_methods_live_in_one_model() -> None:
     """Each part keeps its own schedule, rule and clipping under one attach, and hardens once."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "c": nn.Linear(4, 2)})
-    pb.binarize(model["a"], "bnn++", only="*", schedule=pb.Linear(1, 21), sharp=0)
-    pb.binarize(model["b"], "pq", only="*", scale="none")
+    pb.binarize(model["a"], pb.method("bnn++", schedule=pb.Linear(1, 21), sharp=0), only="*")
+    pb.binarize(model["b"], pb.method("pq", scale="none"), only="*")
     pb.binarize(model["c"], "fp", only="*")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     pb.attach(model, optimizer, steps=3)
@@ -1320,7 +1327,6 @@ def test_two_methods_live_in_one_model() -> None:
     optimizer.step()  # without gradients: only the rule acts
     assert torch.equal(model["b"].weight.detach(), expected.clamp(-1, 1))
     assert float(model["a"].binary.weight_quantizer.strength) == 11.0
-    told: list[str] = []
-    pb.harden(model, tell=told.append)
-    assert "(BNN++, PQ)" in told[0]
+    assert pb.gap(model).method == "BNN++, PQ"
+    pb.harden(model)
     assert model["c"].weight.detach().abs().unique().numel() > 2

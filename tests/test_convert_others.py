@@ -156,7 +156,7 @@ def test_by_default_a_relu_network_with_binary_inputs_learns() -> None:
             optimizer.zero_grad()
             functional.cross_entropy(model(x[some]), y[some]).backward()
             optimizer.step()
-        hard = pb.recalibrate(pb.harden(model, tell=None), [x[:512]]).eval()
+        hard = pb.recalibrate(pb.harden(model), [x[:512]]).eval()
         with torch.no_grad():
             return float((hard(x[-1000:]).argmax(1) == y[-1000:]).float().mean())
 
@@ -251,32 +251,33 @@ def test_an_example_that_fails_leaves_the_model_as_it_was() -> None:
     assert torch.equal(model(x), expected)
 
 
-def test_harden_and_pack_warn_of_weights_that_the_example_does_not_use() -> None:
+def test_gap_and_pack_warn_of_weights_that_the_example_does_not_use() -> None:
     model, x = Hidden().eval(), torch.randn(5, 4)
     pb.binarize(model, "bc", only=["called", "idle"])
     words = r"does not use 1 binary weights \(idle\.weight\)"
     with pytest.warns(pb.SettingsWarning, match=words):
-        pb.harden(model, x, tell=None)
+        pb.gap(model, x)
+    pb.harden(model)
     with pytest.warns(pb.SettingsWarning, match=words):
         net = pb.pack(model, x)
     torch.testing.assert_close(net(x), model(x))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_harden_takes_an_example_in_modes_without_gradients(mode: Any) -> None:
+def test_gap_takes_an_example_in_modes_without_gradients(mode: Any) -> None:
     model = Hidden()
     pb.binarize(model, "bc", only="called")
     with mode():
-        pb.harden(model, torch.randn(5, 4), tell=None)
+        pb.gap(model, torch.randn(5, 4))
         if mode is torch.no_grad:
             assert pb.probe(model, torch.randn(5, 4)).ok
 
 
-def test_harden_warns_of_a_weight_that_other_code_reads() -> None:
+def test_gap_warns_of_a_weight_that_other_code_reads() -> None:
     model, x = Hidden(), torch.randn(5, 4)
     pb.binarize(model, "bc", skip="idle")
     with pytest.warns(pb.SettingsWarning, match=r"does not use 1 binary weights \(read\.weight\)"):
-        pb.harden(model, x, tell=None)
+        pb.gap(model, x)
 
 
 def torchvision_or_skip() -> Any:
@@ -366,7 +367,7 @@ def test_conv1d_is_the_linear_layer_of_its_transposed_weight(task: Any) -> None:
             net(x).square().sum().backward()
             optimizer.step()
     for net in nets:
-        pb.harden(net, tell=None)
+        pb.harden(net)
     torch.testing.assert_close(model(x), twin(x))
     torch.testing.assert_close(model[1].weight.t(), twin[1].weight)
     assert isinstance(pb.restore(model)[1], Conv1D)
@@ -383,7 +384,7 @@ def test_gpt2_is_binarized_with_one_scale_per_output() -> None:
         "c_attn", "c_fc", "c_proj", "c_proj",
     ]  # fmt: skip
     assert pb.probe(model, ids).ok
-    pb.harden(model, tell=None)
+    pb.harden(model)
     w = model.transformer.h[0].attn.c_attn.weight
     assert torch.equal(w.abs(), w.abs().amax(0, keepdim=True).expand_as(w))
 
@@ -445,7 +446,7 @@ def test_parametrized_layers_have_one_scale_per_output_and_train(name: str) -> N
     first[0].square().sum().backward()
     assert all(bool((w.parameter.grad != 0).any()) for w in weights)
     assert not any(w.name.endswith("bias") for w in weights)
-    pb.harden(model, tell=None)
+    pb.harden(model)
     again = model["odd"](x)
     torch.testing.assert_close(again[0] if isinstance(again, tuple) else again, first[1])
 
@@ -549,7 +550,7 @@ def test_the_report_names_the_table_that_dominates_and_how_to_store_it(tmp_path:
     report = pb.binarize(model, "bc")
     (hint,) = report.notes
     assert "is '0.weight', which stays float" in hint
-    net = pb.pack(pb.harden(model, tell=None).eval())
+    net = pb.pack(pb.harden(model).eval())
     file = tmp_path / "net.safetensors"
     pb.save(net, file, float_rest="float16", tables="int8")
     about = float(hint.rpartition("about ")[2].split()[0]) * 1e3
@@ -566,7 +567,7 @@ def test_exported_constants_stand_where_their_parameters_stood(name: str) -> Non
     module, shape = ODD[name]
     model = nn.ModuleDict({"odd": copy.deepcopy(module)}).eval()
     pb.binarize(model, "bc", parametrize="odd")
-    pb.harden(model, tell=None)
+    pb.harden(model)
     x = torch.randn(shape)
     outputs = [net["odd"](x) for net in (model, _as_constants(model, STANDARD))]
     torch.testing.assert_close(*(out[0] if isinstance(out, tuple) else out for out in outputs))
@@ -577,7 +578,9 @@ def test_exported_constants_stand_where_their_parameters_stood(name: str) -> Non
 
 def test_follow_refuses_weights_that_lie_otherwise() -> None:
     model = nn.Sequential(Conv1D(4, 4), nn.Linear(4, 2))
-    pb.binarize(model, "bnn", only="0", scale="none", unit="one", schedule=pb.Constant(1.0))
+    pb.binarize(
+        model, pb.method("bnn", scale="none", unit="one", schedule=pb.Constant(1.0)), only="0"
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pb.attach(model, optimizer, steps=3)
     with pytest.raises(ValueError, match=r"'0\.weight' does not hold its output channels first"):

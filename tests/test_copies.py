@@ -98,13 +98,13 @@ def test_a_copy_restores_hardens_and_trains_like_the_original() -> None:
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     pb.attach(twin, optimizer, steps=3)
     train(twin, optimizer)
-    pb.harden(twin, tell=None)
+    pb.harden(twin)
     assert not any(w.quantizer.hard for w in pb.binary_weights(model))
 
 
 @pytest.mark.parametrize("method", ["bnn++", "pq"])
 def test_a_hard_copy_stays_hard(method: str) -> None:
-    model = pb.harden(binary_cnn(method, "BWA"), tell=None)
+    model = pb.harden(binary_cnn(method, "BWA"))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -206,7 +206,7 @@ def test_a_moving_average_of_latents_is_a_binarized_model_that_hardens(
     assert bool(average.eval()(x).isfinite().all())
     if not pb.METHODS[method].binary:
         return
-    pb.harden(average, tell=None)
+    pb.harden(average)
     for weight in pb.binary_weights(average):
         w = weight.latent
         sizes = w.abs().amax(weight.quantizer.method.scale.dims(w), keepdim=True)

@@ -58,7 +58,7 @@ def alone() -> dict[str, dict[str, Any]]:
         run = worker.train(name, rank=0, world=1)
         model = run.pop("model")
         runs[name] = run | {"state": worker.whole(model)}
-        runs[name]["hard"] = worker.whole(pb.harden(model, tell=None))
+        runs[name]["hard"] = worker.whole(pb.harden(model))
     return runs
 
 
@@ -90,7 +90,7 @@ def test_two_processes_harden_as_one(kind: str, name: str, ranks: Any, alone: An
 def test_a_float_checkpoint_loads_into_a_sharded_model(ranks: Any) -> None:
     model = worker.source()
     state = model.state_dict()
-    pb.binarize(model, "bnn++", unit="initial")
+    pb.binarize(model, pb.method("bnn++", unit="initial"))
     for seen in ranks:
         loaded = seen["fsdp", "load"]
         assert "error" not in loaded, loaded["error"]

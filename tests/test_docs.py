@@ -87,7 +87,7 @@ def test_the_first_snippet_of_the_readme_ends_with_a_hard_network(capsys, tmp_pa
     for weight in pb.binary_weights(names["hard"]):
         for channel in weight.latent:
             assert channel.abs().unique().numel() == 1
-    assert "hardened 2 weights (BNN++)" in capsys.readouterr().out
+    assert "hardening changes 2 weights (BNN++)" in capsys.readouterr().out
 
 
 def test_generated_tables_are_current():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.engine.bounds import intervals, possible_sums
 from proxbit.engine.forms import PackedForm
 from proxbit.engine.fusing import Folded
@@ -41,8 +42,8 @@ def between(activation, norm=True):
 
 
 def hard(model, task, **options):
-    pb.binarize(model, "bc", task, **options)
-    return pb.harden(model, tell=None).eval()
+    binarize(model, "bc", task, **options)
+    return pb.harden(model).eval()
 
 
 def folded(net):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.engine import PackedConv1d, PackedConv2d, PackedLinear
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packing import packed_layers
@@ -27,11 +28,11 @@ def hard(model: nn.Module, method: str = "bnn++", task: Any = "BWA", **options: 
     """The model with every layer binary and hard; learned thresholds are random, not 0."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        pb.binarize(model, method, task, only="*", **options)
+        binarize(model, method, task, only="*", **options)
     for quantizer in model.modules():
         if isinstance(quantizer, pb.nn.InputQuantizer) and quantizer.shift is not None:
             nn.init.normal_(quantizer.shift, std=0.3)
-    return pb.harden(model, tell=None).eval()
+    return pb.harden(model).eval()
 
 
 def same(task: str, ours: Tensor, theirs: Tensor) -> bool:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.engine.packed_layers import PackedLayer
 from proxbit.engine.packing import packed_layers
 from proxbit.kernels import inference as kernels
@@ -43,11 +44,11 @@ def settled(model: nn.Module) -> nn.Module:
 def hard(model: nn.Module, task: Any = "BWA", method: str = "bnn++", **options: Any) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        pb.binarize(model, method, task, only="*", **options)
+        binarize(model, method, task, only="*", **options)
     for quantizer in model.modules():
         if isinstance(quantizer, pb.nn.InputQuantizer) and quantizer.shift is not None:
             nn.init.normal_(quantizer.shift, std=0.3)
-    return pb.harden(settled(model), tell=None).eval()
+    return pb.harden(settled(model)).eval()
 
 
 def mlp() -> nn.Sequential:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.engine.packing import packed_layers
 from proxbit.models import build
 from proxbit.packfile.file import read
@@ -38,11 +39,11 @@ def hard(model: nn.Module, task: Any = "BWA", method: str = "bnn++", **options: 
     options = {"only": "*"} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        pb.binarize(model, method, task, **options)
+        binarize(model, method, task, **options)
     for quantizer in model.modules():
         if isinstance(quantizer, pb.nn.InputQuantizer) and quantizer.shift is not None:
             nn.init.normal_(quantizer.shift, std=0.3)
-    return pb.harden(settled(model), tell=None).eval()
+    return pb.harden(settled(model)).eval()
 
 
 def convolutions() -> nn.Module:

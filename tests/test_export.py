@@ -74,7 +74,7 @@ def hard_model(name: str, task: Any, method: str = "bnn++") -> tuple[nn.Module, 
     model, x = kind(), torch.randn(shape)
     pb.binarize(model, method, task)
     model(x)  # batch statistics of its own
-    return pb.harden(model, tell=None).eval(), x
+    return pb.harden(model).eval(), x
 
 
 @pytest.mark.slow
@@ -153,8 +153,8 @@ def test_the_integer_sums_are_exact_in_onnx_runtime(task: Any, kind: str, tmp_pa
         layer.weight[0] = 1.0
         x[0] = x[0].abs()  # sums of 400 and 360: beyond 8 bits
     model = Sums(layer)
-    pb.binarize(model, "bnn", task, only="*", scale="none")
-    pb.harden(model, tell=None).eval()
+    pb.binarize(model, pb.method("bnn", scale="none"), task, only="*")
+    pb.harden(model).eval()
     (out,) = run_onnx(model, x, tmp_path / "sums.onnx")
     with torch.no_grad():
         expected = model(x)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.export import onnx as exporting
 from proxbit.export.onnx import export_onnx
 from proxbit.models import build, tiny_vit
@@ -61,8 +62,8 @@ def run(path: Path, **inputs: Tensor) -> list[Tensor]:
 
 
 def hard(model: nn.Module, method: str = "bnn", task: Any = "BWA", **options: Any) -> nn.Module:
-    pb.binarize(model, method, task, bits=BITS, k=K, **options)
-    return pb.harden(model, tell=None).eval()
+    binarize(model, method, pb.Task(task, bits=BITS, k=K), **options)
+    return pb.harden(model).eval()
 
 
 class Branches(nn.Module):
@@ -231,7 +232,7 @@ def test_whole_networks_keep_their_outputs(name: str, task: str, tmp_path: Path)
     model, x = NETWORKS[name]()
     pb.binarize(model, "bnn++", task, relu=nn.Hardtanh)
     model(x)  # batch statistics of its own
-    pb.harden(model, tell=None).eval()
+    pb.harden(model).eval()
     written = export_onnx(model, x[:2], tmp_path / "network.onnx")
     (out,) = run(written.path, x=x)
     with torch.no_grad():

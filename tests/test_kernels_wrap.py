@@ -134,7 +134,7 @@ def test_a_layer_trains_as_with_torch_alone(
     method: str, memory: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = nn.Sequential(nn.Conv2d(40, 24, 3), nn.Conv2d(24, 30, 3)).to(memory_format=memory)
-    pb.binarize(model, method, "BWAA", only="*", bits=4)
+    pb.binarize(model, method, pb.Task("BWAA", bits=4), only="*")
     x = torch.randn(5, 40, 12, 12).to(memory_format=memory)
     ours = trained(model, x)
     monkeypatch.setattr(fused, "wrap", lambda *_, **__: None)

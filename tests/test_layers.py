@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.nn.accumulators import cyclic, wrap
 
 pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
@@ -104,7 +105,7 @@ def test_a_convolution_keeps_all_its_options(
         layer = kind(4, 6, kernel, **option).double()
         x = torch.randn(2, 4, *size, dtype=torch.float64)
         expected = outcome(Reference(layer, option, task, pad_value), x)
-        pb.binarize(layer, "bc", task, only=lambda *_: True, pad_value=pad_value)
+        pb.binarize(layer, "bc", pb.Task(task, pad_value=pad_value), only=lambda *_: True)
         assert_same(outcome(layer, x), expected)
         torch.testing.assert_close(layer.eval()(x), expected[0], rtol=1e-10, atol=1e-10)
 
@@ -155,7 +156,7 @@ def test_the_sums_of_a_hard_layer_are_exact_integers(
 ) -> None:
     model = nn.Sequential(nn.Conv2d(5, 6, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96, 3))
     model = model.to(dtype)
-    pb.binarize(model, method, "BWA", only="*", pad_value=pad_value)
+    pb.binarize(model, method, pb.Task("BWA", pad_value=pad_value), only="*")
     model.eval()
     check_sums(model, pad_value)
 
@@ -168,7 +169,7 @@ def test_after_hardening_the_sums_of_every_layer_are_exact_integers(method: str)
     model = nn.Sequential(nn.Conv2d(5, 6, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96, 3))
     pb.binarize(model, method, "BWA", only="*")
     pb.set_strength(model, 0.6)
-    pb.harden(model, tell=None).eval()
+    pb.harden(model).eval()
     check_sums(model, 1.0)
 
 
@@ -183,7 +184,7 @@ def test_hardening_takes_the_sign_of_every_latent_weight(method: str, dtype: tor
     pb.binarize(layer, method, only=lambda *_: True)
     pb.set_strength(layer, 0.6)
     soft = layer.binary.weight_quantizer.proximal(layer.weight)
-    pb.harden(layer, tell=None)
+    pb.harden(layer)
     torch.testing.assert_close(sign(layer.weight.detach()), sign(w), rtol=0, atol=0)
     matching = (soft * sign(w)).mean(1, keepdim=True) * sign(w)
     torch.testing.assert_close(layer.weight.detach(), matching)
@@ -237,7 +238,7 @@ def test_the_float_baseline_is_the_float_network(task: str, settings: str) -> No
         nn.Linear(54, 5),
     )
     twin = copy.deepcopy(model)
-    pb.binarize(model, "fp", task, settings=settings, only="*")
+    pb.binarize(model, pb.method("fp", settings=settings), task, only="*")
     x = torch.randn(2, 3, 9)
     mine, theirs = outcome(model, x), outcome(twin, x)
     assert torch.equal(mine[0], theirs[0])
@@ -492,7 +493,7 @@ def quantized(w: Tensor, scale: str, method: str = "bc", strength: float = 1.0, 
     layer = nn.Conv2d(3, 4, (3, 2)).double()
     with torch.no_grad():
         layer.weight.copy_(w)
-    pb.binarize(layer, method, only=lambda *_: True, scale=scale, **more)
+    binarize(layer, pb.method(method, scale=scale), only=lambda *_: True, **more)
     pb.set_strength(layer, strength)
     return layer.binary.weight_quantizer(layer.weight).detach()
 
@@ -579,7 +580,7 @@ def test_the_scale_of_a_large_layer_fits_into_half_precision(
     layer = nn.Linear(300, 300, bias=False).to(dtype)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(300, 300).sign() * 1.5)
-    pb.binarize(layer, "bc", only=lambda *_: True, scale=scale)
+    pb.binarize(layer, pb.method("bc", scale=scale), only=lambda *_: True)
     q = layer.binary.weight_quantizer(layer.weight)
     expected = layer.weight if scale != "none" else layer.weight / 1.5
     torch.testing.assert_close(q, expected, rtol=0.01, atol=0)
@@ -618,7 +619,12 @@ def test_a_register_counts_the_latent_weights_of_rpc_in_units_of_their_scale(siz
     with torch.no_grad():
         layer.weight.copy_(size * (2 + torch.rand(3, 200)) * sign(torch.randn(3, 200)))
     w = layer.weight.detach().clone()
-    pb.binarize(layer, "rpc", "BWAA", only=lambda *_: True, bits=4, input_schedule=pb.Constant(1))
+    pb.binarize(
+        layer,
+        pb.method("rpc", input_schedule=pb.Constant(1)),
+        pb.Task("BWAA", bits=4),
+        only=lambda *_: True,
+    )
     x = torch.randn(5, 200, dtype=torch.float64)
     s = w.abs().mean()
     sums = sign(x) @ (w / s).T
@@ -634,7 +640,12 @@ def test_a_register_counts_the_latent_weights_of_rpc_in_units_of_their_scale(siz
 
 def test_the_gradient_of_rpc_under_a_register_is_that_at_the_latent_weight() -> None:
     layer = nn.Linear(40, 3, bias=False)
-    pb.binarize(layer, "rpc", "BWAA", only=lambda *_: True, bits=3, input_schedule=pb.Constant(1))
+    pb.binarize(
+        layer,
+        pb.method("rpc", input_schedule=pb.Constant(1)),
+        pb.Task("BWAA", bits=3),
+        only=lambda *_: True,
+    )
     x, w = torch.randn(5, 40), layer.weight.detach().clone().requires_grad_()
     s = w.detach().abs().mean()
     (s * cyclic(wrap(sign(x) @ (w / s).T, 3), 3, 2.0)).square().sum().backward()
@@ -645,7 +656,7 @@ def test_the_gradient_of_rpc_under_a_register_is_that_at_the_latent_weight() -> 
 def test_the_scale_has_no_gradient_of_its_own() -> None:
     for scale in ("layer", "channel", "ls"):
         layer = nn.Linear(5, 3, bias=False).double()
-        pb.binarize(layer, "bc", only=lambda *_: True, scale=scale)
+        pb.binarize(layer, pb.method("bc", scale=scale), only=lambda *_: True)
         layer(torch.eye(5, dtype=torch.float64)).sum().backward()
         assert torch.equal(layer.weight.grad, torch.ones(3, 5, dtype=torch.float64))
 
@@ -677,7 +688,7 @@ def test_the_prox_of_a_tied_weight_is_applied_once(method: str) -> None:
     """A threshold applied twice would be twice the threshold."""
     model = tied()
     w = model[0].weight.detach().clone()
-    pb.binarize(model, method, only="*", schedule=pb.Constant(0.3))
+    pb.binarize(model, pb.method(method, schedule=pb.Constant(0.3)), only="*")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     pb.attach(model, optimizer, steps=5)
     model[0].weight.grad = torch.zeros_like(w)
@@ -701,7 +712,7 @@ def test_the_three_parts_of_one_parameter_get_one_prox_each(method: str) -> None
     with torch.no_grad():
         attention.in_proj_weight[4:8] *= 10  # each part has its own unit
     w = attention.in_proj_weight.detach().clone()
-    pb.binarize(attention, method, only=lambda *_: True, schedule=pb.Constant(0.1))
+    pb.binarize(attention, pb.method(method, schedule=pb.Constant(0.1)), only=lambda *_: True)
     optimizer = torch.optim.SGD(attention.parameters(), lr=0.5)
     pb.attach(attention, optimizer, steps=5)
     for p in attention.parameters():

@@ -116,7 +116,7 @@ def test_the_checkpoint_holds_plain_numbers_and_no_group_keeps_them() -> None:
 def test_a_checkpoint_of_hard_weights_stays_hard() -> None:
     first, second = Run(), Run(seed=7)
     first.train(batches()[:3])
-    pb.harden(first.model, tell=None)
+    pb.harden(first.model)
     second.load(first.save())
     assert all(weight.quantizer.hard for weight in pb.binary_weights(second.model))
     assert not any(p.requires_grad for p in pb.latent_parameters(second.model))

@@ -200,7 +200,7 @@ def test_the_whole_way_there_and_back(name: str, method: str, task: Any) -> None
     assert torch.equal(call(model, example), expected)
 
     pb.binarize(model, method, task, relu=nn.Hardtanh)
-    pb.harden(model, tell=None)
+    pb.harden(model)
     probe = pb.probe(model, example)
     assert probe.ok, str(probe)
     assert len(probe.used) == len(pb.binary_weights(model))

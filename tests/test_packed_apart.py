@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import proxbit as pb
+from binarizing import binarize
 
 
 def net() -> nn.Sequential:
@@ -27,8 +28,8 @@ def attention() -> nn.Module:
 def hard(model: nn.Module, task: Any = "BWA", **options: Any) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        pb.binarize(model, "bnn++", task, **({"only": "*"} | options))
-    return pb.harden(model, tell=None).eval()
+        binarize(model, "bnn++", task, **({"only": "*"} | options))
+    return pb.harden(model).eval()
 
 
 # every weight is what its bits say ----------------------------------------------------------------

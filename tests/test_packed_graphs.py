@@ -53,7 +53,7 @@ def example(name: str, task: str) -> tuple[nn.Module, nn.Module, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
         pb.binarize(model, "bnn++", task, only="*")  # type: ignore[arg-type]
-    hard = pb.harden(model, tell=None).eval()
+    hard = pb.harden(model).eval()
     return hard, pb.pack(hard), torch.randn(shape)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.packed_layers import PackedLinear
 from proxbit.util.compat import allow_torchvision
@@ -29,8 +30,8 @@ def library(name: str) -> Any:
 def hard(model: nn.Module, **options: Any) -> tuple[nn.Module, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        report = pb.binarize(model, "bnn++", **options)
-    return pb.harden(model, tell=None).eval(), report
+        report = binarize(model, "bnn++", **options)
+    return pb.harden(model).eval(), report
 
 
 def t5() -> nn.Module:

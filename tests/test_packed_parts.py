@@ -32,8 +32,8 @@ from proxbit.util.compat import allow_torchvision
 
 def test_inspect_shows_registers(tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
-    pb.binarize(model, "bnn", "BWAA", bits=6)
-    pb.save(pb.pack(pb.harden(model, tell=None)), tmp_path / "n")
+    pb.binarize(model, "bnn", pb.Task("BWAA", bits=6))
+    pb.save(pb.pack(pb.harden(model)), tmp_path / "n")
     found = inspect_file(tmp_path / "n")
     assert found.accumulator == (6, 2.0) and "6 bits, slope 2" in str(found)
 
@@ -43,7 +43,7 @@ def test_weights_in_rows_come_together(tmp_path):
     (tmp_path / "t.py").write_text(make)
     model = nn.TransformerEncoderLayer(8, 2, 16)
     pb.binarize(model, "bc", only="*")
-    pb.save(pb.pack(pb.harden(model, tell=None)), tmp_path / "n")
+    pb.save(pb.pack(pb.harden(model)), tmp_path / "n")
     spec, held = f"{tmp_path}/t.py:net", read(tmp_path / "n")
     plain = float_network(tmp_path / "n", held, spec)
     weight: Any = model.self_attn.in_proj_weight

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.deploy.packed_networks import inspect_file
 from proxbit.engine.packed import packed_layers
 from proxbit.packfile.contents import About, Contents
@@ -75,8 +76,8 @@ def hard(
 ) -> tuple[nn.Module, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        report = pb.binarize(model, method, task, **options)
-    return pb.harden(model, tell=None).eval(), report
+        report = binarize(model, method, task, **options)
+    return pb.harden(model).eval(), report
 
 
 def packed(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.packed_layers import PackedLinear
 from proxbit.nn import BinaryLayer, BinaryLinear
@@ -67,8 +68,8 @@ odd = pytest.mark.parametrize("name", [*ODD])
 def hard(model: nn.Module, task: Any = "BW", **options: Any) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        pb.binarize(model, "bnn++", task, **options)
-    return pb.harden(model, tell=None).eval()
+        binarize(model, "bnn++", task, **options)
+    return pb.harden(model).eval()
 
 
 def quietly(model: nn.Module, *arguments: Any) -> nn.Module:
@@ -121,7 +122,7 @@ def test_a_model_that_has_just_trained_can_be_packed(name: str) -> None:
     model, x = make(), torch.randn(shape)
     pb.binarize(model, "bnn++", parametrize="*")
     model(x).sum().backward()
-    pb.harden(model, tell=None).eval()
+    pb.harden(model).eval()
     model(x).sum()
     assert torch.equal(quietly(model)(x), model(x))
     model(x).sum()  # and the hard one goes on

@@ -260,7 +260,7 @@ def test_a_hard_checkpoint_loads_into_a_fresh_model_and_stays_hard(
 ) -> None:
     run, fresh = Run(method, task, 0, build), Run(method, task, 7, build)
     run.train(data()[:3])
-    pb.harden(run.model, tell=None)
+    pb.harden(run.model)
     fresh.load(run.save())
     assert all(w.quantizer.hard for w in pb.binary_weights(fresh.model))
     assert_equal_runs(run, fresh)
@@ -278,7 +278,7 @@ def test_a_hard_checkpoint_stops_the_signs_of_a_model_in_training(route: str) ->
     other.optimizer = torch.optim.SGD(other.model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     other.handle = pb.attach(other.model, other.optimizer, steps=STEPS)
     other.train(data()[:3])
-    pb.harden(run.model, tell=None)
+    pb.harden(run.model)
     if route == "state_dict":
         other.model.load_state_dict(run.model.state_dict())
     else:
@@ -298,7 +298,7 @@ def test_a_soft_checkpoint_lets_a_hard_model_train_again(route: str) -> None:
     run, hard = Run("bnn++", "BW", 0), Run("bnn++", "BW", 7)
     run.train(data()[:10])
     hard.train(data()[:3])
-    pb.harden(hard.model, tell=None)
+    pb.harden(hard.model)
     hard.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))  # it shares
     if route == "state_dict":
         hard.model.load_state_dict(run.model.state_dict())

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.nn import InputQuantizer, WeightQuantizer
 
 BINARY = [name for name, method in pb.METHODS.items() if method.binary]
@@ -83,7 +84,7 @@ def attached(steps: int = 10, **options: object):
     """A network in BWA, its handle, and (strength, inputs' strength, sharp) of every step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.Linear(6, 3))
-    pb.binarize(model, "bnn++", "BWA", only=["2"], **options)
+    binarize(model, "bnn++", "BWA", only=["2"], **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     handle = pb.attach(model, optimizer, steps)
     weights, inputs = model[2].binary.weight_quantizer, model[2].binary.input_quantizer
@@ -131,10 +132,12 @@ def test_a_moment_of_ones_own_is_never_taken_back():
 def test_a_share_that_is_none_is_refused_and_nothing_changes(share):
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"sharp= is a share of the steps"):
-        pb.binarize(model, "bnn++", only="*", sharp=share)
+        pb.binarize(model, pb.method("bnn++", sharp=share), only="*")
     assert type(model[0]) is nn.Linear
 
 
 def test_a_strength_of_signs_that_is_none_is_refused():
     with pytest.raises(ValueError, match="finite number"):
-        pb.binarize(nn.Sequential(nn.Linear(2, 2)), "bnn++", only="*", sharp_strength=-1.0)
+        pb.binarize(
+            nn.Sequential(nn.Linear(2, 2)), pb.method("bnn++", sharp_strength=-1.0), only="*"
+        )

@@ -88,8 +88,8 @@ def hard(model: nn.Module, method: str, task: Any) -> nn.Module:
     """Every layer with a name above 0 binary and hard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pb.SettingsWarning)
-        pb.binarize(model, method, task, only="[1-9]*", scale="channel")
-    return pb.harden(model, tell=None).eval()
+        pb.binarize(model, pb.method(method, scale="channel"), task, only="[1-9]*")
+    return pb.harden(model).eval()
 
 
 @pytest.mark.parametrize("task", ["BWA", "BWAA"])
@@ -139,7 +139,7 @@ def test_weights_that_are_no_numbers_are_not_packed() -> None:
 def test_a_broken_weight_of_bc_breaks_the_output(small: bool) -> None:
     """By torch and, in large layers, by the kernels: the loss is NaN, and training stops."""
     layer = nn.Linear(9, 5) if small else nn.Linear(90, 80)
-    pb.binarize(layer, "bc", only=lambda *_: True, scale="none")
+    pb.binarize(layer, pb.method("bc", scale="none"), only=lambda *_: True)
     layer.weight.data[2, 3] = torch.nan
     out = layer(torch.randn(4, layer.in_features))
     assert out.isnan().any(0).nonzero().flatten().tolist() == [2]

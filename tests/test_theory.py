@@ -44,7 +44,7 @@ def test_the_table_names_every_method():
 @pytest.mark.parametrize("key", IN_THE_FAMILY)
 def test_the_verdict_of_every_method_is_the_paper_s(key, settings):
     # A default may go on with signs, which is another pair: see test_theory_certainty.
-    verdict = check(replace(pb.find_method(key, settings), sharp=0.0))
+    verdict = check(replace(pb.method(key, settings), sharp=0.0))
     assert verdict.admitted is IN_THE_FAMILY[key], str(verdict)
     assert bool(verdict.reasons) is not verdict.admitted
     assert str(verdict).startswith("admitted" if verdict.admitted else "refused")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.theory import follow
 
 pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
@@ -26,7 +27,7 @@ def linear(method, dtype=torch.float64, strength=None, form=RAW):
     with torch.no_grad():
         model[0].weight.normal_()
     schedule = pb.Constant(STRENGTHS[method] if strength is None else strength)
-    pb.binarize(model, method, only="*", schedule=schedule, **form)
+    binarize(model, pb.method(method, schedule=schedule), only="*", **form)
     return model
 
 
@@ -131,7 +132,7 @@ def test_both_sides_are_equal_on_a_deep_network(method, dtype, form):
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 2))
     model.to(dtype)
     schedule = pb.Constant(STRENGTHS[method])
-    pb.binarize(model, method, only="*", schedule=schedule, **form)
+    binarize(model, pb.method(method, schedule=schedule), only="*", **form)
     optimizer, (x, y) = plain(model), data(dtype)
     trail = follow(model, optimizer)
     train(model, optimizer, x, y, 40)
@@ -153,7 +154,7 @@ def test_both_sides_are_equal_for_a_transform_of_any_prox(rho, varrho, slope):
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 2)).double()
-    pb.binarize(model, pair, only="*", **RAW)
+    binarize(model, pair, only="*", **RAW)
     optimizer = plain(model)
     trail = follow(model, optimizer)
     train(model, optimizer, *data())
@@ -275,7 +276,7 @@ def test_a_strength_that_moves_ends_the_trail_and_not_the_run():
 def test_signs_end_the_trail():
     model, (x, y) = linear("bnn++"), data()
     pb.restore(model)
-    pb.binarize(model, "bnn++", only="*", schedule=pb.Constant(2), sharp=0.4, **RAW)
+    binarize(model, pb.method("bnn++", schedule=pb.Constant(2), sharp=0.4), only="*", **RAW)
     optimizer = plain(model)
     pb.attach(model, optimizer, steps=5)
     trail = follow(model, optimizer)
@@ -289,7 +290,7 @@ def test_signs_end_the_trail():
 def test_a_constant_schedule_may_be_attached():
     model, (x, y) = linear("bnn++"), data()
     pb.restore(model)
-    pb.binarize(model, "bnn++", only="*", schedule=pb.Constant(2), sharp=0, **RAW)
+    binarize(model, pb.method("bnn++", schedule=pb.Constant(2), sharp=0), only="*", **RAW)
     optimizer = plain(model)
     pb.attach(model, optimizer, steps=5)
     trail = follow(model, optimizer)
@@ -301,7 +302,7 @@ def test_a_constant_schedule_may_be_attached():
 def test_a_schedule_that_rises_ends_the_trail_after_one_step(attached_first):
     model, (x, y) = linear("bnn++"), data()
     pb.restore(model)
-    pb.binarize(model, "bnn++", only="*", schedule=pb.Linear(2, 9), sharp=0, **RAW)
+    binarize(model, pb.method("bnn++", schedule=pb.Linear(2, 9), sharp=0), only="*", **RAW)
     optimizer = plain(model)
     handle = pb.attach(model, optimizer, steps=5) if attached_first else None
     trail = follow(model, optimizer)

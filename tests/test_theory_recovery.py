@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.theory import Refused, check, recover, repair
 
 ADMITTED = {
@@ -207,7 +208,7 @@ def test_every_option_is_admitted_and_ready_for_binarize(key):
         assert option.verdict.admitted
         model = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False)).double()
         raw = {"scale": "none", "unit": "one", "schedule": pb.Constant(s)}
-        pb.binarize(model, option.pair, only="*", **raw)
+        binarize(model, option.pair, only="*", **raw)
         model = pickle.loads(pickle.dumps(model))
         x = torch.randn(2, 4, dtype=torch.float64)
         y = model(x)

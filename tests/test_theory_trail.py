@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import proxbit as pb
+from binarizing import binarize
 from proxbit.theory import follow
 
 pytestmark = pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning")
@@ -23,7 +24,7 @@ def linear(method):
     """One binary layer with a float bias."""
     model = nn.Sequential(nn.Linear(5, 2)).double()
     strength = {"pc": 0.3}.get(method, 4.0)
-    pb.binarize(model, method, only="*", schedule=pb.Constant(strength), **RAW)
+    binarize(model, pb.method(method, schedule=pb.Constant(strength)), only="*", **RAW)
     return model
 
 
@@ -72,7 +73,7 @@ REFUSED = {
 def test_a_run_that_the_theorem_says_nothing_about_is_refused(key):
     method, form, optimizer, message = REFUSED[key]
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    pb.binarize(model, method, only="*", **form)
+    binarize(model, method, only="*", **form)
     with pytest.raises(ValueError, match=message):
         follow(model, optimizer(model))
     assert not any(module._forward_hooks for module in model.modules())
@@ -84,7 +85,7 @@ def test_a_model_that_is_not_binary_or_hard_is_refused():
         follow(model, plain(model))
     model = linear("bc")
     optimizer = plain(model)
-    pb.harden(model, tell=None)
+    pb.harden(model)
     with pytest.raises(ValueError, match=r"'0\.weight' is hard"):
         follow(model, optimizer)
 
@@ -187,7 +188,7 @@ class Direct(nn.Module):
 )
 def test_every_kind_of_binary_weight_is_followed_once(make, form):
     model = make().double()
-    pb.binarize(model, "bnn++", only="*", schedule=pb.Constant(4.0), **RAW, **form)
+    binarize(model, pb.method("bnn++", schedule=pb.Constant(4.0)), only="*", **RAW, **form)
     optimizer = plain(model, 0.5)
     trail = follow(model, optimizer, model.state_dict())
     x = torch.randn(3, 2, 4, dtype=torch.float64)

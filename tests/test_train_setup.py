@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from proxbit.binarization.conversion import binary_weights, named_quantizers, quantizers
-from proxbit.core.methods import METHODS, find_method
+from proxbit.core import methods
+from proxbit.core.methods import METHODS
 from proxbit.core.schedules import Constant
 from proxbit.models import build
 from proxbit.train.config import Config
@@ -99,8 +100,8 @@ def test_a_strength_that_is_none_is_repeated(place, text):
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fp"])
 def test_a_methods_own_settings_written_out_are_the_method(name, settings):
     config = settled(Config(method=name, task="BWA", settings=settings))
-    own = find_method(name, settings)
-    again = find_method(
+    own = methods.method(name, settings)
+    again = methods.method(
         name, "paper" if settings == "default" else "default", rule=own.rule,
         schedule=parse_strength(config.strength), scale=config.scale or own.scale,
         unit=config.unit, input_schedule=parse_strength(config.input_strength),

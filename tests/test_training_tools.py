@@ -110,7 +110,7 @@ def test_a_compiled_model_trains_as_the_eager_one(method: str, task: str, sharp:
 @pytest.mark.slow
 def test_a_hard_model_compiles_too() -> None:
     torch._dynamo.reset()
-    model = pb.harden(binary_cnn("bnn++", "BWA"), tell=None).eval()
+    model = pb.harden(binary_cnn("bnn++", "BWA")).eval()
     x, _ = batch()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x))
@@ -172,7 +172,7 @@ def test_autocast_is_close_to_full_precision() -> None:
 
 def test_in_bwaa_the_sums_stay_exact_integers_under_autocast() -> None:
     model = nn.Sequential(nn.Linear(401, 3, bias=False))
-    pb.binarize(model, "bnn", "BWAA", only="*", scale="none", bits=16)
+    pb.binarize(model, pb.method("bnn", scale="none"), pb.Task("BWAA", bits=16), only="*")
     x = torch.randn(5, 401)
     seen: list[Tensor] = []
     model[0].binary.accumulator.register_forward_pre_hook(lambda m, args: seen.append(args[0]))

@@ -329,7 +329,7 @@ def test_the_table_has_every_method() -> None:
 
 @pytest.mark.parametrize(("name", "settings"), EACH)
 def test_twenty_steps_of_sgd_are_the_equation(name: str, settings: str, problem: Problem) -> None:
-    model = binarized(problem, pb.find_method(name, settings))
+    model = binarized(problem, pb.method(name, settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     handle = pb.attach(model, optimizer, steps=STEPS)
     row = ROWS[settings][name]
@@ -348,7 +348,7 @@ def test_twenty_steps_of_sgd_are_the_equation(name: str, settings: str, problem:
 def test_another_optimizer_gets_the_same_gradient(
     name: str, settings: str, kind: str, problem: Problem
 ) -> None:
-    model = binarized(problem, pb.find_method(name, settings))
+    model = binarized(problem, pb.method(name, settings))
     optimizer, step = {
         "momentum": (
             torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9),
@@ -391,7 +391,7 @@ def test_a_closure_gives_the_same_steps(
     name: str, settings: str, kind: str, named: bool, problem: Problem
 ) -> None:
     """The loss is evaluated at the weights before the step, wherever the step then starts."""
-    model = binarized(problem, pb.find_method(name, settings))
+    model = binarized(problem, pb.method(name, settings))
     optimizer, step = {
         "sgd": (torch.optim.SGD(model.parameters(), lr=RATE), descend()),
         "adam": (torch.optim.Adam(model.parameters(), lr=RATE), adam()),
@@ -407,7 +407,7 @@ def test_a_second_evaluation_in_one_step_is_refused_where_the_step_starts_elsewh
     name: str, problem: Problem
 ) -> None:
     """L-BFGS looks for its step by many gradients; PQ and rPC have one, at w_t or w*_t."""
-    model = binarized(problem, pb.find_method(name))
+    model = binarized(problem, pb.method(name))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=4)
     handle = pb.attach(model, optimizer, steps=STEPS)
     if name not in ("pq", "rpc"):
@@ -422,7 +422,7 @@ def test_a_second_evaluation_in_one_step_is_refused_where_the_step_starts_elsewh
 
 def test_the_threshold_of_a_proximal_step_follows_the_rate_of_that_step(problem: Problem) -> None:
     """w_{t+1} = prox with threshold eta_t lambda_{t+1}, also while a scheduler lowers eta."""
-    model = binarized(problem, pb.find_method("pq"))
+    model = binarized(problem, pb.method("pq"))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     pb.attach(model, optimizer, steps=STEPS)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
@@ -445,7 +445,7 @@ def test_without_a_scale_latents_are_clipped_to_one(name: str) -> None:
     """Spec section 6: clamp to [-1, 1] for BC, BNN, PQ and rPC when unscaled, none when scaled."""
     for scale, bounded in [("none", True), (None, False)]:
         model = nn.Sequential(nn.Linear(INPUTS, OUTPUTS, bias=False)).double()
-        pb.binarize(model, name, only="*", scale=scale)
+        pb.binarize(model, pb.method(name, scale=scale), only="*")
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         pb.attach(model, optimizer, steps=STEPS)
         model[0].weight.grad = torch.full_like(model[0].weight, -3.0)
@@ -459,7 +459,7 @@ def test_without_a_scale_latents_are_clipped_to_one(name: str) -> None:
 @pytest.mark.parametrize("settings", ["default", "paper"])
 def test_react_learns_its_shift(settings: str, problem: Problem) -> None:
     """F = sign(w - a), B = 1[|w - a| <= 1], dL/da = -sum B g; the scale is mean|w|."""
-    model = binarized(problem, pb.find_method("react", settings))
+    model = binarized(problem, pb.method("react", settings))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     pb.attach(model, optimizer, steps=STEPS)
     per = {"default": "channel", "paper": "layer"}[settings]
@@ -509,7 +509,9 @@ def gradients(
 ) -> tuple[Array, Array]:
     """The gradient of the latent weight after one backward, and at the effective weight."""
     model = layer(problem)
-    pb.binarize(model, pair, task, scale=scale, unit="one", only="*", schedule=pb.Constant(2.0))
+    pb.binarize(
+        model, pb.method(pair, scale=scale, unit="one", schedule=pb.Constant(2.0)), task, only="*"
+    )
     x, y = torch.from_numpy(problem.x[0]), torch.from_numpy(problem.y[0])
     (0.5 * (model(x) - y).square().sum()).backward()
     seen = x.numpy() if task == "BW" else model[0].binary.input_quantizer(x).detach().numpy()
@@ -567,7 +569,9 @@ def test_where_b_is_the_slope_the_full_gradient_is_the_finite_difference(
     problem = make_problem(0.3)
     model = layer(problem)
     scale = pb.Scale(kind, per, "full")
-    pb.binarize(model, "bnn++", scale=scale, unit=unit, only="*", schedule=pb.Constant(1.5))
+    pb.binarize(
+        model, pb.method("bnn++", scale=scale, unit=unit, schedule=pb.Constant(1.5)), only="*"
+    )
     x, y = torch.from_numpy(problem.x[0]), torch.from_numpy(problem.y[0])
 
     def loss() -> torch.Tensor:

@@ -41,7 +41,7 @@ def row(name: str, model: str, classes: int) -> str:
     """One model, made binary (BW) with the first and last layers float, as by default."""
     net = build(model, classes=classes)
     report = pb.binarize(net, "bnn++", "BW")
-    packed = pb.pack(pb.harden(net, tell=None).eval())
+    packed = pb.pack(pb.harden(net).eval())
     held = pb.summary(packed).bytes_float
     weights = sum(line.weights for line in report.layers)
     share = sum(line.weights for line in report.binary) / weights

@@ -18,10 +18,10 @@ from proxbit.binarization.conversion import (
     set_strength,
 )
 from proxbit.binarization.diagnosis import diagnose
-from proxbit.binarization.hardening import harden, hardened, recalibrate, sharpen
+from proxbit.binarization.hardening import gap, harden, hardened, recalibrate, sharpen
 from proxbit.binarization.layer_choice import SWAPS
 from proxbit.core import maps, methods, pairs, prox
-from proxbit.core.methods import METHODS, PAPER, Method, Rule, find_method
+from proxbit.core.methods import METHODS, PAPER, Method, Rule, method
 from proxbit.core.pairs import (
     Pair,
     bi_real,
@@ -44,6 +44,7 @@ from proxbit.core.pairs import (
 )
 from proxbit.core.scales import SCALES, Scale
 from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic
+from proxbit.core.tasks import Task
 from proxbit.engine import KernelWarning, load, pack, save, summary
 from proxbit.export.onnx import export_onnx
 from proxbit.nn import overflow_penalty
@@ -66,6 +67,7 @@ __all__ = [
     "Rule",
     "Scale",
     "SettingsWarning",
+    "Task",
     "__version__",
     "attach",
     "bi_real",
@@ -79,15 +81,16 @@ __all__ = [
     "ede",
     "ede_plus",
     "export_onnx",
-    "find_method",
     "from_derivative",
     "from_transform",
     "full_precision",
+    "gap",
     "harden",
     "hardened",
     "latent_parameters",
     "load",
     "maps",
+    "method",
     "methods",
     "monotone_bnn_plus_plus",
     "nn",

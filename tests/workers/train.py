@@ -115,7 +115,7 @@ def one(name: str, rank: int, world: int, wrap: Wrap) -> dict[str, Any]:
     run = train(name, rank, world, wrap)
     model = run.pop("model")
     run["state"] = whole(model)
-    run["hard"] = attempt(lambda: whole(pb.harden(model, tell=None)))
+    run["hard"] = attempt(lambda: whole(pb.harden(model)))
     return run
 
 
@@ -131,7 +131,7 @@ def loads_a_float_checkpoint() -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = Net(attention=True)
-    pb.binarize(model, "bnn++", unit="initial")
+    pb.binarize(model, pb.method("bnn++", unit="initial"))
     sharded(model)
     options = StateDictOptions(full_state_dict=True)
     set_model_state_dict(model, source().state_dict(), options=options)

@@ -54,7 +54,7 @@ def attack(random: Random, clock: Clock) -> Outcome:
 def _good(folder: Path) -> Contents:
     model = build("resnet8", classes=3, channels=3, image_size=32, width=16)
     pb.binarize(model, "bnn++", "BW")
-    pb.save(pb.pack(pb.harden(model, tell=None)), folder / "good", input={"shape": [3, 32, 32]})
+    pb.save(pb.pack(pb.harden(model)), folder / "good", input={"shape": [3, 32, 32]})
     return read(folder / "good")
 
 

@@ -61,7 +61,7 @@ def _net(place: Path, method: str, task: str) -> Net:
     ).eval()  # fmt: skip
     model: Any = copy.deepcopy(skeleton)
     pb.binarize(model, method, task, only="*")  # type: ignore[arg-type]
-    pb.save(pb.pack(pb.harden(model, tell=None)), place)
+    pb.save(pb.pack(pb.harden(model)), place)
     return file.read(place), skeleton, torch.randn(2, 3, 7, 7)
 
 

@@ -111,7 +111,7 @@ def _travel(record: Record) -> Record:
     told = any("constant" in note for note in report.notes)
     record = replace(record, told=told, exact=record.task != "BW" and not floats)
     train(model, example)
-    hard = pb.harden(model, tell=None).eval()
+    hard = pb.harden(model).eval()
     batch = joined([entry.example() for _ in range(8)])
     pb.recalibrate(hard, [batch])
     seen = pb.probe(hard, batch)  # a few images may give inputs of one sign by chance

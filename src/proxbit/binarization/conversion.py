@@ -28,11 +28,11 @@ from proxbit.binarization.relu import (
     replacement,
     sentence,
 )
-from proxbit.core.methods import Method, Rule, find_method
+from proxbit.core import methods
+from proxbit.core.methods import Method
 from proxbit.core.pairs import Pair
-from proxbit.core.scales import Scale, Unit
-from proxbit.core.schedules import Schedule
-from proxbit.nn import TASKS, Form, Task, parametrized
+from proxbit.core.tasks import Task, find_task
+from proxbit.nn import Form, parametrized
 from proxbit.nn.binary_attention import FUSED_PATHS
 from proxbit.nn.model_weights import (
     binary_weights,
@@ -44,7 +44,7 @@ from proxbit.nn.model_weights import (
     set_strength,
 )
 from proxbit.nn.probing import Probe, probe
-from proxbit.util.text import alike, few, unknown
+from proxbit.util.text import alike, few
 from proxbit.util.tracing import trace
 
 __all__ = [
@@ -56,79 +56,53 @@ __all__ = [
 def binarize(
     model: nn.Module,
     method: str | Method | Pair = "bnn++",
-    task: Task = "BW",
+    task: str | Task = "BW",
     *,
-    settings: str = "default",
-    schedule: Schedule | None = None,
-    rule: Rule | None = None,
-    scale: Scale | str | None = None,
-    unit: Unit | None = None,
-    input_schedule: Schedule | None = None,
-    sharp: float | None = None,
-    sharp_strength: float | None = None,
     only: Selector | None = None,
     skip: Selector | None = None,
+    example: Any = None,
     parametrize: Selector | None = None,
     swaps: Swaps = SWAPS,
     relu: Callable[[], nn.Module] | str | None = None,
-    pad_value: float = 1.0,
-    bits: int = 8,
-    k: float = 2.0,
-    example: Any = None,
 ) -> Report:
     """Make the weights of ``model`` binary, in place: same Parameters, same state_dict keys.
 
     Args:
         model: Any PyTorch model.
-        method: A name such as "bnn++", a :class:`Method`, or a bare :class:`Pair`.
+        method: A name such as "bnn++", or what :func:`proxbit.method` makes: another schedule,
+            scale or rule, the paper's settings, a pair of your own.
         task: "BW": weights. "BWA": weights and the inputs of their layers. "BWAA": as BWA, with
-            sums in a ``bits``-bit wrap-around accumulator.
-        settings: "default" (best hard accuracy) or "paper" (what the paper states).
-        schedule: Replaces the method's schedule; so do ``rule``, ``scale`` and ``unit`` theirs.
-        rule: Where the gradient is taken and where the step starts.
-        scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
-        unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
-        input_schedule: Replaces the schedule of the inputs' pair in BWA and BWAA.
-        sharp: Replaces the method's share of steps, the last ones, in which the network sees signs.
-        sharp_strength: Replaces the strength of the weights' pair there.
+            sums in an 8-bit wrap-around accumulator. Details: :class:`proxbit.Task`.
         only: Globs over module names, or a predicate of (name, module): binarize exactly these.
             Without it the first convolution, patch embeddings, the layers that give the output and
             adapters (LoRA) stay float; in BWA and BWAA also a linear layer whose input is the data.
         skip: The same, for what stays float.
-        parametrize: The same, for modules whose weight other code reads without calling them, and
-            for those without a binary class (LSTM, transposed convolutions, stacked experts).
+        example: An input (or tuple of inputs, or dict of keywords). The model runs on it at once,
+            and layers that turn out not to be called are parametrized.
+        parametrize: Selects, like ``only``, modules whose weight other code reads without calling
+            them, and those without a binary class (LSTM, transposed convolutions, stacked experts).
         swaps: From float layer classes to binary ones; extend it with ``SWAPS | {Mine: MyBinary}``.
         relu: What replaces a ReLU in front of a binary input, whose sign would be constant: a class
             such as ``nn.Hardtanh``, or "keep" for none. By default nothing stands there any more
             (``nn.Identity``), but ``nn.Hardtanh`` for methods that pass every gradient on (BC, PC).
-        pad_value: What a convolution pads its binary input with: +1, -1 or 0.
-        bits: Width of the BWAA accumulator.
-        k: Slope of its cyclic function.
-        example: An input (or tuple of inputs, or dict of keywords). The model runs on it at once,
-            and layers that turn out not to be called are parametrized.
 
     Returns:
         A report: what became binary, what stayed float and why, the size when packed.
     """
-    chosen = find_method(
-        method, settings, schedule=schedule, rule=rule, scale=scale, unit=unit,
-        input_schedule=input_schedule, sharp=sharp, sharp_strength=sharp_strength,
-    )  # fmt: skip
-    if task not in TASKS:
-        raise ValueError(unknown("task", task, TASKS))
-    new = find_relu(relu, chosen, settings)
-    form = Form(chosen, task if chosen.binary else "BW", bits, k, pad_value)
-    form.accumulator()  # checks bits and k before anything changes
-    if pad_value not in (-1, 0, 1):
-        raise ValueError(f"a binary input is padded with 1, -1 or 0, not {pad_value}")
+    chosen = methods.method(method)
+    asked = find_task(task)
+    new = find_relu(relu, chosen)
+    form = Form(chosen, asked if chosen.binary else Task("BW"))
     _require_float(model)
+    binary_inputs = form.task.name != "BW"
     graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
     choices = choose(
-        model, form.task, only=only, skip=skip, parametrize=parametrize, swaps=swaps, graph=graph
-    )
+        model, form.task.name, only=only, skip=skip, parametrize=parametrize, swaps=swaps,
+        graph=graph,
+    )  # fmt: skip
     _require_some(choices)
     names = [choice.name for choice in choices if choice.swap and choice.binary]
-    constant = never_negative(model, names, graph) if form.task != "BW" else []
+    constant = never_negative(model, names, graph) if binary_inputs else []
     lines, bytes_float = _lines(choices), shrinking.held(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     _switch_off_fused_paths(model)
@@ -137,7 +111,7 @@ def binarize(
     if example is not None:
         choices, found = _probed(model, choices, form, example)
         problems += _seen(found, constant)
-    elif form.task != "BW" and graph is None:
+    elif binary_inputs and graph is None:
         kept.append(UNTRACED)
     weights = binary_weights(model)
     problems = [*advice.strengths(weights), *problems, *advice.frozen(weights)]
@@ -145,7 +119,7 @@ def binarize(
     packed, hints = shrinking.packed(model, bytes_float)
     layers = tuple(_finished(*each, form) for each in zip(lines, choices, strict=True))
     every = (*notes, *problems, *kept, *hints)
-    return Report(chosen.name, form.task, layers, bytes_float, packed, every)
+    return Report(chosen.name, form.task.name, layers, bytes_float, packed, every)
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -295,7 +269,7 @@ def _finished(line: LayerLine, choice: Choice, form: Form) -> LayerLine:
     if not choice.parametrize:
         return line
     remark = f" ({choice.remark})" if choice.remark else ""
-    inputs = "" if form.task == "BW" else "; its input stays float"
+    inputs = "" if form.task.name == "BW" else "; its input stays float"
     return replace(line, why=f"parametrized{remark}{inputs}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,13 @@ from proxbit.util.text import percent
 
 @dataclass(frozen=True)
 class Gap:
-    """How far the hard network is from the soft one it came from.
+    """How far the hard network is from the soft one; prints as one line.
 
     Attributes:
-        method: The method that was hardened.
+        method: The method, or several.
         layers: Relative change of each weight, ||hard - soft|| / ||soft||, by name.
         outputs: Relative change of the outputs on the example; None without one.
-        agreement: Share of the example's largest outputs that stayed; None without one.
+        agreement: Share of the example's largest outputs that stay; None without one.
     """
 
     method: str
@@ -32,58 +32,73 @@ class Gap:
     outputs: float | None = None
     agreement: float | None = None
 
+    @property
+    def mean(self) -> float:
+        """The change of a weight tensor on average."""
+        return sum(self.layers.values()) / max(len(self.layers), 1)
+
+    @property
+    def worst(self) -> str:
+        """The name of the weight that changes most; empty if there are none."""
+        return max(self.layers, key=lambda name: self.layers[name], default="")
+
     def __str__(self) -> str:
         """One line."""
-        worst = max(self.layers, key=lambda name: self.layers[name])
-        mean = sum(self.layers.values()) / len(self.layers)
+        if not self.layers:
+            return f"{self.method} is the float baseline: there is nothing to harden"
         text = (
-            f"hardened {len(self.layers)} weights ({self.method}): they changed by "
-            f"{percent(mean)} on average, {percent(self.layers[worst])} at most ({worst})"
+            f"hardening changes {len(self.layers)} weights ({self.method}) by {percent(self.mean)} "
+            f"on average, {percent(self.layers[self.worst])} at most ({self.worst})"
         )
         if self.outputs is not None:
             text += f"; outputs by {percent(self.outputs)}"
         if self.agreement is not None:
-            text += f", {percent(self.agreement)} of the decisions stayed"
+            text += f", {percent(self.agreement)} of the decisions stay"
         return text
 
 
-def harden(
-    model: nn.Module,
-    example: Any = None,
-    *,
-    tell: Callable[[str], object] | None = print,
-) -> nn.Module:
+def gap(model: nn.Module, example: Any = None) -> Gap:
+    """How much :func:`harden` changes this model; the model stays as it is.
+
+    Ask before ``harden``, or at any moment of the training. Of a hard model everything is 0.
+
+    Args:
+        model: A binarized model.
+        example: An input (or tuple of inputs, or dict of keywords) on which to compare the outputs
+            of the model with those of a hard copy. A warning names binary weights that the model
+            does not use there.
+    """
+    every = _require_binarized(model)
+    weights = [weight for weight in every if weight.quantizer.method.binary]
+    names = ", ".join(dict.fromkeys(weight.quantizer.method.name for weight in weights or every))
+    layers = {weight.name: _change(weight) for weight in weights}
+    if example is None or not weights:
+        return Gap(names, layers)
+    warn_of_unused(model, example)
+    with torch.no_grad():
+        soft, hard = run(model, example), run(hardened(model), example)
+    return Gap(names, layers, *_compare(soft, hard))
+
+
+def harden(model: nn.Module) -> nn.Module:
     """Make every binary weight exactly +-scale, in place, and return the model.
 
     The sign of F(w) is final, with the scale that matches the soft weight best in least squares.
     Signs no longer train; norms, biases and float layers do. Inputs become hard signs as well, and
-    keep their backward map. A model that is hard already stays as it is.
-
-    Args:
-        model: A binarized model.
-        example: An input (or tuple of inputs, or dict of keywords) on which to measure the gap. A
-            warning names binary weights that the model does not use there.
-        tell: Where the line about the soft-to-hard gap goes; None for nowhere.
+    keep their backward map. A model that is hard already stays as it is. Ask :func:`gap` before,
+    if you want to know how much this changes.
     """
-    weights = binary_weights(model)
-    if not weights:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
-    weights = [weight for weight in weights if weight.quantizer.method.binary]
-    if not weights:
-        _say(tell, "FP is the float baseline: nothing to harden")
-        return model
+    weights = [w for w in _require_binarized(model) if w.quantizer.method.binary]
     if all(weight.quantizer.hard for weight in weights):
-        _say(tell, "the model is hard already: nothing changed")
         return model
-    if example is not None:
-        warn_of_unused(model, example)
-    before = None if example is None else _outputs(model, example)
-    gaps = _harden_weights(weights)
+    # Every value is computed before the first is written: weights may share a Parameter.
+    values = [weight.quantizer.hardened(weight.latent) for weight in weights]
+    for weight, hard in zip(weights, values, strict=True):
+        weight.write(hard)
+        weight.quantizer.hard = True
+        weight.settle()
     for quantizer in quantizers(model):
         quantizer.hard = quantizer.hard or isinstance(quantizer, InputQuantizer)
-    after = None if example is None else _outputs(model, example)
-    names = ", ".join(dict.fromkeys(weight.quantizer.method.name for weight in weights))
-    _say(tell, str(Gap(names, gaps, *_compare(before, after))))
     return model
 
 
@@ -94,9 +109,7 @@ def sharpen(model: nn.Module) -> nn.Module:
     so nothing is lost when ``harden`` follows. ``attach`` does this by itself for methods with a
     ``sharp`` share; this is for a moment of one's own choice. A hard pair is sharp already.
     """
-    if not binary_weights(model):
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
-    floats = {w.quantizer for w in binary_weights(model) if not w.quantizer.method.binary}
+    floats = {w.quantizer for w in _require_binarized(model) if not w.quantizer.method.binary}
     for quantizer in quantizers(model):
         quantizer.sharp = quantizer not in floats
     return model
@@ -104,31 +117,25 @@ def sharpen(model: nn.Module) -> nn.Module:
 
 def hardened(model: nn.Module) -> nn.Module:
     """A hard copy in eval mode, to measure a network in the middle of its training."""
-    return harden(copy.deepcopy(model), tell=None).eval()
+    return harden(copy.deepcopy(model)).eval()
 
 
-def _harden_weights(weights: list[BinaryWeight]) -> dict[str, float]:
-    """Write the hard weights; every value is computed before the first is written."""
-    values = [weight.quantizer.hardened(weight.latent) for weight in weights]
-    gaps = {}
-    for weight, hard in zip(weights, values, strict=True):
-        gaps[weight.name] = _relative(hard, weight.quantizer.proximal(weight.latent))
-    for weight, hard in zip(weights, values, strict=True):
-        weight.write(hard)
-        weight.quantizer.hard = True
-        weight.settle()
-    return gaps
+def _require_binarized(model: nn.Module) -> list[BinaryWeight]:
+    weights = binary_weights(model)
+    if not weights:
+        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
+    return weights
 
 
-def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
-    with torch.no_grad():
-        return run(model, example)
+def _change(weight: BinaryWeight) -> float:
+    quantizer, latent = weight.quantizer, weight.latent
+    if quantizer.hard:
+        return 0.0
+    return _relative(quantizer.hardened(latent), quantizer.proximal(latent))
 
 
-def _compare(
-    before: list[Tensor] | None, after: list[Tensor] | None
-) -> tuple[float | None, float | None]:
-    if not before or not after:
+def _compare(before: list[Tensor], after: list[Tensor]) -> tuple[float | None, float | None]:
+    if not before:
         return None, None
     agreement = None
     if before[0].dim() >= 2 and before[0].shape[-1] > 1:
@@ -139,11 +146,6 @@ def _compare(
 
 def _relative(new: Tensor, old: Tensor) -> float:
     return float((new - old).norm() / old.norm().clamp_min(torch.finfo(old.dtype).tiny))
-
-
-def _say(tell: Callable[[str], object] | None, text: str) -> None:
-    if tell is not None:
-        tell(text)
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:

@@ -13,13 +13,13 @@ from torch import Tensor, fx, nn
 
 from proxbit.binarization.bypass import read_directly
 from proxbit.binarization.roles import first_layers, last_layers
+from proxbit.core.tasks import TaskName
 from proxbit.nn import (
     BinaryConv1D,
     BinaryConv1d,
     BinaryConv2d,
     BinaryLinear,
     BinaryMultiheadAttention,
-    Task,
     is_conv1d,
 )
 from proxbit.util.text import unknown
@@ -70,7 +70,7 @@ class Choice:
 
 def choose(
     model: nn.Module,
-    task: Task = "BW",
+    task: TaskName = "BW",
     *,
     only: Selector | None = None,
     skip: Selector | None = None,
@@ -225,7 +225,7 @@ def _are_experts(weights: Mapping[str, nn.Parameter]) -> bool:
 
 
 def _kept_by_default(
-    model: nn.Module, choices: list[Choice], task: Task, graph: fx.Graph | None
+    model: nn.Module, choices: list[Choice], task: TaskName, graph: fx.Graph | None
 ) -> dict[str, str]:
     """First and last layers, adapters, and 1x1 shortcuts where inputs are binary too."""
     kept: dict[str, str] = {}

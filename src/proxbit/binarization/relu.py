@@ -57,27 +57,29 @@ class NeverNegative:
     replaceable: bool
 
 
-def replacement(method: Method, settings: str = "default") -> type[nn.Module]:
+def replacement(method: Method) -> type[nn.Module]:
     """What to put in the place of a ReLU in front of binary inputs.
 
     Nothing, unless the pair passes every gradient on, however large the input: something else must
-    end it then. In the paper's settings all methods are trained alike.
+    end it then. A method may name its own.
 
     >>> from proxbit.core.methods import METHODS
     >>> [replacement(METHODS[name]).__name__ for name in ("bnn++", "bc")]
     ['Identity', 'Hardtanh']
     """
+    if method.relu is not None:
+        return method.relu
     pair = method.input_pair or method.pair
     far = pair.backward(torch.tensor([-1e4, 1e4]), torch.tensor(1.0))
-    return nn.Hardtanh if settings == "paper" or far.any() else nn.Identity
+    return nn.Hardtanh if far.any() else nn.Identity
 
 
 def find_relu(
-    relu: Callable[[], nn.Module] | str | None, method: Method, settings: str
+    relu: Callable[[], nn.Module] | str | None, method: Method
 ) -> Callable[[], nn.Module] | None:
     """What makes the modules in the places of ReLUs; None to keep them."""
     if relu is None:
-        return replacement(method, settings)
+        return replacement(method)
     if relu == "keep":
         return None
     if isinstance(relu, str | nn.Module) or not callable(relu):

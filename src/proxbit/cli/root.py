@@ -25,7 +25,8 @@ from proxbit.cli import (
     train_commands as cli_train,
 )
 from proxbit.cli.errors import fail, in_options, say
-from proxbit.core.methods import METHODS, Method, find_method
+from proxbit.core import methods as catalogue
+from proxbit.core.methods import METHODS, Method
 from proxbit.kernels import inference as kernels
 from proxbit.kernels.library import choice
 from proxbit.theory import Verdict, formulas, pictures, repair
@@ -108,7 +109,7 @@ def check(
     Examples: proxbit check bnn+; proxbit check my_pairs.py:soft_sign --strength 1:30 --json
     """
     try:
-        found = find_method(pair)
+        found = catalogue.method(pair)
         at = None if strength is None else _range(strength)
         if plot is not None:
             check_place(plot)

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from torch import nn
+
 from proxbit.core import pairs
 from proxbit.core.pairs import Pair
 from proxbit.core.scales import SCALES, UNITS, Scale, Unit, find_scale
@@ -63,6 +65,7 @@ class Method:
             the unit: the step of a proximal-gradient method.
         learn_shift: Learn one shift per output channel (and per input channel in BWA).
         binary: False for the float baseline, which ``harden`` leaves alone.
+        relu: What replaces a ReLU in front of a binary input; None: whatever suits the pair.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Method:
     by_rate: bool = False
     learn_shift: bool = False
     binary: bool = True
+    relu: type[nn.Module] | None = None
 
 
 _TIED = replace(pairs.prox_connect(varrho=None), name="LQ")
@@ -132,6 +136,8 @@ def _consistent(method: Method) -> Method:
     return replace(method, scale=replace(method.scale, kind="unit"), unit="initial")
 
 
+# In the paper's settings all methods are trained alike.
+_PAPER_RELU = nn.Hardtanh
 # What the paper states: one mean|w| per layer, the raw weight inside the pair (except the linear
 # quantizer, which is defined for the set {-s, +s}), its own strengths. PC, PQ and rPC have "the
 # same" linear quantizer, "similar to" ProxQuant's: varrho tied to rho. R-BNN's code never lets the
@@ -157,6 +163,7 @@ PAPER: dict[str, Method] = {
             method,
             scale=method.scale if name == "fp" else SCALES["layer"],
             sharp=0.0,
+            relu=_PAPER_RELU,
             **_STATED.get(name, {}),  # type: ignore[arg-type]
         )
     )
@@ -172,8 +179,8 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def find_method(
-    method: str | Method | Pair,
+def method(
+    name: str | Method | Pair,
     settings: str = "default",
     *,
     schedule: Schedule | None = None,
@@ -184,50 +191,67 @@ def find_method(
     sharp: float | None = None,
     sharp_strength: float | None = None,
 ) -> Method:
-    """A method by name (forgiving), around a bare pair, or itself, with any part replaced.
+    """A method by name (forgiving) or around a bare pair, with any part replaced.
 
-    A name may also be FILE.py:NAME, a pair or method of the user's own; the file is executed.
-
-    >>> find_method("bnn_plus_plus").name, find_method("Bi-Real").name
+    >>> method("bnn_plus_plus").name, method("Bi-Real").name
     ('BNN++', 'Bi-Real')
+    >>> method("bnn++", "paper", scale="channel", schedule=Linear(1, 10)).schedule
+    Linear(start=1, end=10)
+
+    Args:
+        name: A name such as "bnn++", FILE.py:NAME for a pair or method of your own (the file is
+            executed), a :class:`Pair`, or a :class:`Method`.
+        settings: Of a name: "default" (best hard accuracy) or "paper" (what the paper states).
+        schedule: Strength of the weights' pair over the run.
+        rule: Where the gradient is taken and where the step starts.
+        scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
+        unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
+        input_schedule: Strength of the inputs' pair in BWA and BWAA.
+        sharp: Share of the steps, the last ones, in which the network sees signs.
+        sharp_strength: Strength of the weights' pair there.
     """
-    found = _resolve(method, settings)
+    if rule is not None and not isinstance(rule, Rule):
+        raise TypeError(f"rule= is a Rule, such as proxbit.core.methods.PQ; it is {rule!r}")
+    found = _resolve(name, settings)
     changes = {
         "schedule": schedule, "rule": rule, "unit": unit, "input_schedule": input_schedule,
         "sharp": sharp, "sharp_strength": sharp_strength,
     }  # fmt: skip
+    if settings == "paper":
+        found = replace(found, relu=found.relu or _PAPER_RELU)
     if scale is not None:
         found = replace(found, scale=find_scale(scale))
-    if unit is not None and unit not in UNITS:
-        raise ValueError(unknown("unit", unit, UNITS))
-    if rule is not None and not isinstance(rule, Rule):
-        raise TypeError(f"rule= is a Rule, such as proxbit.core.methods.PQ; it is {rule!r}")
     given = {key: value for key, value in changes.items() if value is not None}
-    changed = _consistent(replace(found, **given))  # type: ignore[arg-type]
-    for used in (changed.schedule, changed.input_schedule or changed.schedule):
+    return _checked(_consistent(replace(found, **given)))  # type: ignore[arg-type]
+
+
+def _checked(made: Method) -> Method:
+    if made.unit not in UNITS:
+        raise ValueError(unknown("unit", made.unit, UNITS))
+    for used in (made.schedule, made.input_schedule or made.schedule):
         check_schedule(used)
-    if not 0 <= changed.sharp <= 1:
-        raise ValueError(f"sharp= is a share of the steps, from 0 to 1, not {changed.sharp}")
-    if changed.sharp_strength is not None:
-        check_schedule(Constant(changed.sharp_strength))
-    return changed
+    if not 0 <= made.sharp <= 1:
+        raise ValueError(f"sharp= is a share of the steps, from 0 to 1, not {made.sharp}")
+    if made.sharp_strength is not None:
+        check_schedule(Constant(made.sharp_strength))
+    return made
 
 
-def _resolve(method: str | Method | Pair, settings: str) -> Method:
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, Pair):
-        return Method(method.name, method)
-    if not isinstance(method, str):
+def _resolve(name: str | Method | Pair, settings: str) -> Method:
+    if isinstance(name, Method):
+        return name
+    if isinstance(name, Pair):
+        return Method(name.name, name)
+    if not isinstance(name, str):
         raise TypeError(
-            f"a method is a name, a Method or a Pair, not {type(method).__name__}: "
+            f"a method is a name, a Method or a Pair, not {type(name).__name__}: "
             f"try one of {', '.join(METHODS)}"
         )
     if settings not in SETTINGS:
         raise ValueError(unknown("settings", settings, SETTINGS))
-    if ".py:" in method:
-        return _resolve(_own(method), settings)
-    return SETTINGS[settings][_key(method)]
+    if ".py:" in name:
+        return _resolve(_own(name), settings)
+    return SETTINGS[settings][_key(name)]
 
 
 def _own(spec: str) -> Method | Pair:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.binarization.conversion import restore
-from proxbit.core.methods import find_method
+from proxbit.core import methods
 from proxbit.engine import Summary, load, pack, save, summary
 from proxbit.engine.packing import PRECISIONS
 from proxbit.packfile.file import TABLES
@@ -136,7 +136,7 @@ def pack_run(
 
 def _require_finished(run: str | Path) -> None:
     config = RunFolder(run).options()
-    if not find_method(config.method, config.settings).binary:
+    if not methods.method(config.method, config.settings).binary:
         raise ValueError(f"the run in '{run}' is a float one ({config.method}): it has no bits")
     if read_result(run) is None:
         raise ValueError(

@@ -11,11 +11,10 @@ from proxbit.nn.binary_layers import (
     BinaryLinear,
     BinaryWeight,
 )
-from proxbit.nn.product import TASKS, BinaryProduct, Form, Task
+from proxbit.nn.product import BinaryProduct, Form
 from proxbit.nn.quantizers import InputQuantizer, Quantizer, WeightQuantizer
 
 __all__ = [
-    "TASKS",
     "BinaryConv1D",
     "BinaryConv1d",
     "BinaryConv2d",
@@ -28,7 +27,6 @@ __all__ = [
     "InputQuantizer",
     "Layout",
     "Quantizer",
-    "Task",
     "WeightQuantizer",
     "WrapAccumulator",
     "cyclic",

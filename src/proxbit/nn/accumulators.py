@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.core.maps import sign
+from proxbit.core.tasks import check_register
 from proxbit.kernels import training as fused
 
 
@@ -108,10 +108,7 @@ class WrapAccumulator(nn.Module):
     def __init__(self, bits: int = 8, k: float = 2.0) -> None:
         """Keep the width of the register and the slope of the way back."""
         super().__init__()
-        if bits < 2 or bits > 24 or bits != int(bits):
-            raise ValueError(f"an accumulator has 2 to 24 bits, not {bits}")
-        if not 0 < k < math.inf:
-            raise ValueError(f"the slope k of the cyclic function is positive, not {k}")
+        check_register(bits, k)
         self.bits, self.k = int(bits), float(k)
         self.register_buffer("overflow", torch.zeros(()), persistent=False)
 

@@ -134,7 +134,7 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
 
     def make_binary(self, form: Form) -> None:
         super().make_binary(form)
-        self.pad_value = form.pad_value
+        self.pad_value = form.task.pad_value
 
     def make_float(self) -> None:
         super().make_float()

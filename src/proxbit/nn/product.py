@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from proxbit.core.methods import Method
+from proxbit.core.tasks import Task
 from proxbit.nn.accumulators import WrapAccumulator
 from proxbit.nn.quantizers import InputQuantizer, WeightQuantizer
 
-Task: TypeAlias = Literal["BW", "BWA", "BWAA"]
-TASKS: tuple[Task, ...] = get_args(Task)
 Operation: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -24,29 +23,23 @@ class Form:
 
     Attributes:
         method: Pair, schedule, rule, scale and unit.
-        task: "BW" (weights), "BWA" (and inputs) or "BWAA" (and a wrap-around accumulator).
-        bits: Width of the BWAA accumulator.
-        k: Slope of its cyclic function.
-        pad_value: What a convolution pads its binary input with: +1, -1, or 0 as a float one does.
+        task: What is binary besides the weights, with the details of that.
     """
 
     method: Method
-    task: Task = "BW"
-    bits: int = 8
-    k: float = 2.0
-    pad_value: float = 1.0
+    task: Task
 
     def input_quantizer(self, channels: int, trailing: int, like: Tensor) -> nn.Module:
         """The quantizer of the input, or nothing in BW."""
-        if self.task == "BW":
+        if self.task.name == "BW":
             return nn.Identity()
         return InputQuantizer(self.method, channels, trailing, like)
 
     def accumulator(self) -> nn.Module:
         """The wrap-around register of BWAA, or nothing."""
-        if self.task != "BWAA" or not self.method.binary:
+        if self.task.name != "BWAA" or not self.method.binary:
             return nn.Identity()
-        return WrapAccumulator(self.bits, self.k)
+        return WrapAccumulator(self.task.bits, self.task.k)
 
 
 class BinaryProduct(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from proxbit.binarization.conversion import binary_weights
-from proxbit.core.methods import find_method
+from proxbit.core import methods
 from proxbit.core.schedules import Schedule
 from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
@@ -224,7 +224,7 @@ def _fitting(path: Path) -> Iterator[None]:
 def _stage_config(config: Config) -> Config:
     """The same network held at its first strength, on other data if given, else more gently."""
     other, rate = config.pretrain_data is not None, config.lr or 0.0
-    method = find_method(config.method, config.settings)
+    method = methods.method(config.method, config.settings)
     return replace(
         config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
         data=config.pretrain_data or config.data, lr=rate if other else rate / 10,

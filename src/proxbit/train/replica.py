@@ -79,7 +79,7 @@ class Replica:
         """Become hard, with batch-norm statistics that fit."""
         if all(q.hard for q in quantizers(self.model)):
             return
-        harden(self.model, tell=None)
+        harden(self.model)
         self.recalibrate(batches, count)
 
     def recalibrate(self, batches: Iterable[Any], count: int) -> None:

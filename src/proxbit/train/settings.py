@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from proxbit.core.methods import find_method
+from proxbit.core import methods
 from proxbit.core.scales import SCALES
 from proxbit.core.schedules import Constant, Linear, Logarithmic, Schedule
 from proxbit.train.config import Config
@@ -24,7 +24,7 @@ def settled(config: Config) -> Config:
     >>> settled(Config(method="bnn++")).strength, settled(Config(method="bnn++")).unit
     ('1:3:log', 'current')
     """
-    method = find_method(config.method, config.settings)
+    method = methods.method(config.method, config.settings)
     frozen = FROZEN[config.settings] if config.frozen is None else config.frozen
     own: dict[str, Any] = {"frozen": frozen, "sharp": min(method.sharp, MOST * (1 - frozen))}
     if method.binary:

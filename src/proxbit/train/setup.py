@@ -14,7 +14,9 @@ from torch import nn
 from proxbit.binarization.conversion import binarize
 from proxbit.binarization.conversion_report import Report
 from proxbit.binarization.relu import replacement
-from proxbit.core.methods import Method, find_method
+from proxbit.core import methods
+from proxbit.core.methods import Method
+from proxbit.core.tasks import Task
 from proxbit.data import RECIPES, ImageSet, Loader, open_data
 from proxbit.data.image_folder import MEAN, STD
 from proxbit.engine.planning import planned_bytes
@@ -81,7 +83,7 @@ def prepare(config: Config) -> Job:
 
     Every random choice follows from the seed; torch's own generator is left as it was.
     """
-    method = find_method(config.method, config.settings)
+    method = methods.method(config.method, config.settings)
     data = open_data(config.data, root=config.data_root, download=config.download)
     if config.normalize != "data":
         mean, std = _expected(config.normalize, data.channels)
@@ -149,7 +151,7 @@ def resolve(config: Config, model: nn.Module) -> Config:
             f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
             "together they are below 1"
         )
-    method = find_method(config.method, config.settings)
+    method = methods.method(config.method, config.settings)
     # In the paper's settings all methods are trained alike, float or not, whatever the task.
     binary, alike = method.binary, config.settings == "paper"
     tuned, attends = config.weights is not None, is_transformer(model)
@@ -161,16 +163,12 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "lr": (INPUT_RATES if binary and config.task != "BW" and not alike else RATES)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
         # The rule of binarize, written down: a run keeps it where another version has another.
-        "relu": "keep" if config.task == "BW" else _replacement(method, config.settings),
+        "relu": "keep" if config.task == "BW" else replacement(method).__name__.lower(),
         "distill": binary and (config.teacher is not None or (attends and _teaches(config, model))),
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
     }
     return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
-
-
-def _replacement(method: Method, settings: str) -> str:
-    return replacement(method, settings).__name__.lower()
 
 
 def _teaches(config: Config, model: nn.Module) -> bool:
@@ -210,19 +208,24 @@ def _binary(job: Job) -> Job:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SettingsWarning)  # what they say is in the report's notes
         report = binarize(
-            model, config.method, config.task,  # type: ignore[arg-type]
-            settings=config.settings, schedule=parse_strength(config.strength), scale=config.scale,
-            unit=config.unit,  # type: ignore[arg-type]
-            input_schedule=parse_strength(config.input_strength),
-            sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
-            sharp_strength=config.sharp_strength,
+            model, _method(config), Task(config.task, bits=config.bits),  # type: ignore[arg-type]
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
-            bits=config.bits,
         )  # fmt: skip
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
     line = f"{sum(each.binary for each in report.layers)} of {len(report.layers)} layers are binary"
     notes = (*job.notes, line, *report.notes)
     return replace(job, notes=notes, sizes=(report.bytes_float, _packed_bytes(job, report)))
+
+
+def _method(config: Config) -> Method:
+    """The method with what the options replace of it."""
+    return methods.method(
+        config.method, config.settings, schedule=parse_strength(config.strength),
+        scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
+        input_schedule=parse_strength(config.input_strength),
+        sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
+        sharp_strength=config.sharp_strength,
+    )  # fmt: skip
 
 
 def _packed_bytes(job: Job, report: Report) -> int:

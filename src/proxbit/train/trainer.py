@@ -232,7 +232,7 @@ class Trainer:
             self.average.write_to(self.core)
         self.progress.soft = self.judge.measure(self.core, self.average)
         self.progress.hardened = self.judge.measure_hard()
-        harden(self.core, tell=None)
+        harden(self.core)
         with torch.no_grad():
             fresh = self.judge.replica.model.buffers()
             for mine, value in zip(self.core.buffers(), fresh, strict=True):

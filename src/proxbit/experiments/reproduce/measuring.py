@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from proxbit.core.methods import find_method
+from proxbit.core import methods
 from proxbit.deploy.packed_networks import float_network, packed_network
 from proxbit.deploy.runs import FILE, pack_run
 from proxbit.deploy.speed import measure, noise
@@ -22,7 +22,7 @@ SECONDS = 1.5
 def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None:
     """Bytes of the packed file and milliseconds of one image; None for a float run."""
     config = RunFolder(run).options()
-    if not find_method(config.method, config.settings).binary:
+    if not methods.method(config.method, config.settings).binary:
         return None
     skeleton = config.model if ".py" in config.model else None
     path = run / FILE
@@ -43,7 +43,7 @@ def verdict_of(config: Config) -> str:
     """What the theory says of a run's method at its strengths, phase by phase."""
     config = settled(config)
     frozen, sharp = config.frozen or 0.0, config.sharp or 0.0
-    method = find_method(
+    method = methods.method(
         config.method, config.settings, schedule=parse_strength(config.strength),
         sharp=sharp / (1 - frozen), sharp_strength=config.sharp_strength,
     )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxbit.core.methods import SETTINGS, find_method
+from proxbit.core import methods as catalogue
+from proxbit.core.methods import SETTINGS
 from proxbit.theory import check
 from proxbit.util.text import unknown
 
@@ -50,12 +51,12 @@ def _name(given: str, settings: str) -> str:
     """The catalogue's name of a method, or FILE.py:NAME as it is."""
     if ".py:" in given:
         return given
-    paper_name = find_method(given, settings).name
+    paper_name = catalogue.method(given, settings).name
     return next(key for key, method in SETTINGS[settings].items() if method.name == paper_name)
 
 
 def _candidate(name: str, settings: str) -> Candidate:
-    method = find_method(name, settings)
+    method = catalogue.method(name, settings)
     if not method.binary:
         raise ValueError(f"{name!r} trains in float and has no bits: name methods that have")
     try:
