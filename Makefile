@@ -82,4 +82,4 @@ $(VENV)/bench.done: $(VENV)/vision.done $(KERNELS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-floors build src/proxbit/kernels/libproxbit.*
-	rm -rf .cmake .ninja_* .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt build.ninja cmake_install.cmake
+	rm -rf .cmake .ninja_* .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt backends.inc build.ninja cmake_install.cmake

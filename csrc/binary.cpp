@@ -6,37 +6,31 @@
 #include <new>
 
 #include "activation.hpp"
-#include "isa.hpp"
+#include "backend.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
 #include "window.hpp"
 
 namespace proxbit {
 
-const BinaryKernels& binary_kernels() {
-#if defined(PROXBIT_AVX2)
-  if (current_isa() == Isa::avx2) return avx2_binary;
-#endif
-  return portable_binary;
-}
+const BinaryKernels& binary_kernels() { return backend().binary; }
+
+int64_t padded_bytes(int64_t row_bytes) { return round_up(row_bytes, binary_kernels().step); }
 
 // Below this many products a second thread costs more than it brings.
 static constexpr int64_t kProductsPerThread = 50'000'000;
 
-int64_t panels_of(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
-
 static bool has_panels(int64_t outputs, int64_t row_bytes) {
-  return outputs >= 1 && row_bytes >= 1 && row_bytes <= kMaxProducts && countable({outputs, kPanel, row_bytes});
+  return outputs >= 1 && row_bytes >= 1 && row_bytes <= kMostRowBytes && countable({outputs, kPanel, row_bytes});
 }
 
 static size_t panel_bytes(int64_t outputs, int64_t row_bytes) {
-  return static_cast<size_t>(panels_of(outputs) * kPanel * padded_bytes(row_bytes));
+  return static_cast<size_t>(binary_kernels().layout.bytes(outputs, padded_bytes(row_bytes)));
 }
 
 bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits) {
   if (!layer || layer->groups < 1 || !has_panels(layer->outputs, layer->row_bytes)) return false;
   if (!layer->panels || !layer->scale || (!out == !out_bits)) return false;
-  if (8 * padded_bytes(layer->row_bytes) > kMaxProducts) return false;
   if (layer->products < 1 || layer->products > 8 * layer->row_bytes) return false;
   if (!countable({layer->outputs, kPanel, layer->row_bytes, layer->groups})) return false;
   const int64_t width = layer->outputs * layer->groups;
@@ -75,9 +69,10 @@ int useful_threads(const pb_binary& layer, int64_t rows, int threads) {
 // Rows that one thread takes at a time: enough to pay for splitting a panel, few enough for L2.
 int64_t rows_at_once(int64_t rows, int64_t row_bytes, int threads) {
   constexpr int64_t kTableBytes = 256 * 1024;
-  const int64_t fits = std::max<int64_t>(32, kTableBytes / (16 * row_bytes) / kTile * kTile);
+  const int64_t tile = binary_kernels().tile, cost = binary_kernels().row_cost * row_bytes;
+  const int64_t fits = std::max<int64_t>(32, kTableBytes / cost / tile * tile);
   const int64_t blocks = std::max<int64_t>((rows + fits - 1) / fits, std::min<int64_t>(threads, rows / 16));
-  return round_up((rows + blocks - 1) / std::max<int64_t>(blocks, 1), kTile);
+  return round_up((rows + blocks - 1) / std::max<int64_t>(blocks, 1), tile);
 }
 
 Sink sink_at(float* out, uint8_t* out_bits, int64_t width, int64_t row, int64_t column) {
@@ -154,12 +149,19 @@ size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes) {
 int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_bytes, uint8_t* panels) {
   if (!rows || !panels || !has_panels(outputs, row_bytes)) return PB_BAD_ARGUMENT;
   const int64_t padded = padded_bytes(row_bytes);
+  const PanelLayout layout = binary_kernels().layout;
   std::memset(panels, 0, panel_bytes(outputs, row_bytes));
-  for (int64_t n = 0; n < outputs; ++n) {
-    const int64_t within = n % kPanel;
-    uint8_t* column = panels + n / kPanel * kPanel * padded + within / kHalf * kHalf + place_of(within % kHalf);
-    for (int64_t b = 0; b < row_bytes; ++b) column[b * kPanel] = rows[n * row_bytes + b];
-  }
+  for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t b = 0; b < row_bytes; ++b) panels[layout.place(outputs, padded, n, b)] = *rows++;
+  return PB_OK;
+}
+
+int pb_read_panels(const uint8_t* panels, int64_t outputs, int64_t row_bytes, uint8_t* rows) {
+  if (!rows || !panels || !has_panels(outputs, row_bytes)) return PB_BAD_ARGUMENT;
+  const int64_t padded = padded_bytes(row_bytes);
+  const PanelLayout layout = binary_kernels().layout;
+  for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t b = 0; b < row_bytes; ++b) *rows++ = panels[layout.place(outputs, padded, n, b)];
   return PB_OK;
 }
 

@@ -6,28 +6,17 @@
 
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 #include "proxbit.h"
+#include "sizes.hpp"
 
 namespace proxbit {
 
-constexpr int64_t kPanel = 64;  // outputs side by side in memory: two vectors of 32 bytes
-constexpr int64_t kHalf = 32;
-constexpr int64_t kStep = 3;    // bytes of a row that the inner loop takes at once
-constexpr int64_t kTile = 4;    // rows that share one pass over a panel
-constexpr int64_t kMaxProducts = 65535;  // matches are counted in 16 bits
+constexpr int64_t kPanel = 64;  // outputs of a panel: work is cut between panels
+constexpr int64_t kMostRowBytes = 8188;  // so that matches can be counted in 16 bits
 
-static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-static inline int64_t padded_bytes(int64_t row_bytes) { return round_up(row_bytes, kStep); }
-
-// Whether a product of sizes, none of them negative, can be counted in bits with room to spare.
-static inline bool countable(std::initializer_list<int64_t> sizes) {
-  int64_t product = 256;
-  for (const int64_t size : sizes)
-    if (__builtin_mul_overflow(product, size, &product)) return false;
-  return true;
-}
+// Panels that outputs fill; the last one may be narrower.
+static inline int64_t panels_of(int64_t outputs) { return ceil_div(outputs, kPanel); }
 
 // The bits of -inf as an integer: those of -0.0 and of all numbers below 0 are not above it, those of the
 // others are, and those of every NaN, so that NaN is +1 whatever made it.
@@ -40,13 +29,9 @@ static inline bool is_positive(float x) {
   return bits > kLastNegative;
 }
 
-// In a vector of 32 outputs, byte 4 * i + j belongs to output 8 * j + i: so the j-th bytes of all eight
-// 32-bit words are eight outputs in their natural order.
-static inline int64_t place_of(int64_t output) { return 4 * (output % 8) + output / 8; }
-
 // A layer cut down to one group, as the row kernels take it.
 struct Product {
-  int64_t outputs, row_bytes;  // row_bytes is a multiple of kStep
+  int64_t outputs, row_bytes;  // row_bytes is a multiple of the backend's step
   int64_t offset;              // sum = 2 * matches - offset
   const uint8_t* panels;
   const float* scale;
@@ -76,8 +61,19 @@ struct Slide {
   const Sink& sink;                 // at the first of these lines
 };
 
+// A weight in memory, in the order in which a backend reads it. row_bytes is a multiple of its step.
+struct PanelLayout {
+  int64_t (*bytes)(int64_t outputs, int64_t row_bytes);
+  // Where byte `byte` of the row of an output lies.
+  int64_t (*place)(int64_t outputs, int64_t row_bytes, int64_t output, int64_t byte);
+};
+
 // One kernel set per instruction set.
 struct BinaryKernels {
+  int64_t step;       // rows are padded with zeros to a multiple of so many bytes
+  int64_t tile;       // rows that share one pass over a panel
+  int64_t row_cost;   // bytes of cache that each byte of a row takes while it is multiplied
+  PanelLayout layout;
   // bit = is_positive(x - threshold); writes row_bytes bytes.
   void (*sign_row)(const float* x, int64_t columns, const float* threshold, uint8_t* bits,
                    int64_t row_bytes);
@@ -88,24 +84,14 @@ struct BinaryKernels {
   // Rows of bits (row_bytes apart) against panels [first, last).
   void (*multiply)(const Product& product, const uint8_t* rows, int64_t count, int64_t first,
                    int64_t last, const Sink& sink);
-  // A convolution without rows of its own, where `can_slide`; nullptr where it is not worth it.
+  // A convolution without rows of its own, where `slides`; both nullptr where it is never worth it.
+  bool (*slides)(const pb_window& window, int64_t pixel_bytes, int64_t out_width);
   void (*slide)(const Slide& slide);
 };
 
-// Whether the windows of a line are neighbours, fill whole steps of three nibbles, and are so short that
-// the nibbles of a panel stay in L1 beside the tables: longer ones are faster as rows.
-static inline bool can_slide(const pb_window& w, int64_t pixel_bytes, int64_t out_width) {
-  constexpr int64_t kLongest = 160;
-  return w.dilation_w == 1 && out_width >= kTile && w.kernel_w * pixel_bytes % kStep == 0 &&
-         w.kernel_h * w.kernel_w * pixel_bytes <= kLongest;
-}
-
-extern const BinaryKernels portable_binary;
-extern const BinaryKernels avx2_binary;
-const BinaryKernels& binary_kernels();
-
 // What the linear layer and the convolution share (binary.cpp).
-int64_t panels_of(int64_t outputs);
+const BinaryKernels& binary_kernels();
+int64_t padded_bytes(int64_t row_bytes);
 bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits);
 Product product_of(const pb_binary& layer, int64_t group);
 int useful_threads(const pb_binary& layer, int64_t rows, int threads);

@@ -184,8 +184,18 @@ void slide(const Slide& s) {
   slide_into<Out::values>(s);
 }
 
+// In a vector of 32 outputs, byte 4 * i + j belongs to output 8 * j + i: so the j-th bytes of all eight
+// 32-bit words are eight outputs in their natural order.
+int64_t panels_size(int64_t outputs, int64_t row_bytes) { return panels_of(outputs) * kPanel * row_bytes; }
+int64_t place_of(int64_t, int64_t row_bytes, int64_t output, int64_t byte) {
+  const int64_t half = output % kPanel / kHalf * kHalf, within = output % kHalf;
+  return output / kPanel * kPanel * row_bytes + byte * kPanel + half + 4 * (within % 8) + within / 8;
+}
+
 }  // namespace
 
-const BinaryKernels avx2_binary = {sign_row, sign_pixels, multiply, slide};
+extern const BinaryKernels avx2_binary;
+const BinaryKernels avx2_binary = {kStep,       kTile,    kTable,    {panels_size, place_of}, sign_row,
+                                   sign_pixels, multiply, can_slide, slide};
 
 }  // namespace proxbit

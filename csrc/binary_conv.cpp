@@ -202,7 +202,8 @@ void convolve(const pb_binary& layer, const Plan& plan, const Input& input, cons
     sign_image(plan, input, part / layer.groups, part % layer.groups, bits + part * plan.image_bytes());
   });
   const int share = images >= team ? 1 : team;
-  const bool slides = binary_kernels().slide && can_slide(plan.w, plan.pixel_bytes, plan.out_width);
+  const auto slides_here = binary_kernels().slides;
+  const bool slides = slides_here && slides_here(plan.w, plan.pixel_bytes, plan.out_width);
   const int64_t all = slides ? plan.out_height : plan.positions();
   const int64_t block = slides ? lines_at_once(plan, share)
                                : rows_at_once(all, padded_bytes(layer.row_bytes), share);

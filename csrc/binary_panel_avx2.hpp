@@ -11,6 +11,8 @@
 namespace proxbit {
 namespace {
 
+constexpr int64_t kHalf = 32;  // outputs in one vector: a panel has two
+
 // Eight counts per vector, in the order of the outputs, from counts in bytes.
 inline void widen_bytes(Vec v, Vec* to) {
   const Vec mask = _mm256_set1_epi32(0xff);

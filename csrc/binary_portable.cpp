@@ -1,4 +1,4 @@
-// Binary times binary in plain C++: the meaning of the panels, spelled out.
+// Binary times binary in plain C++: what the other backends must give. The weight stays in rows.
 #include <cstring>
 
 #include "activation.hpp"
@@ -7,6 +7,8 @@
 
 namespace proxbit {
 namespace {
+
+constexpr int64_t kStep = 8;
 
 void sign_row(const float* x, int64_t columns, const float* threshold, uint8_t* bits,
               int64_t row_bytes) {
@@ -29,18 +31,21 @@ void sign_pixels(const float* x, int64_t pixels, int64_t channels, int64_t chann
   }
 }
 
-int popcount8(unsigned x) {
-  x = x - ((x >> 1) & 0x55u);
-  x = (x & 0x33u) + ((x >> 2) & 0x33u);
-  return static_cast<int>((x + (x >> 4)) & 0x0fu);
+int popcount(uint64_t x) {
+  x = x - ((x >> 1) & 0x5555555555555555u);
+  x = (x & 0x3333333333333333u) + ((x >> 2) & 0x3333333333333333u);
+  return static_cast<int>(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u >> 56);
 }
 
 int32_t sum_of(const Product& product, const uint8_t* row, int64_t output) {
-  const uint8_t* panel = product.panels + output / kPanel * kPanel * product.row_bytes;
-  const int64_t within = output % kPanel;
-  const uint8_t* column = panel + within / kHalf * kHalf + place_of(within % kHalf);
+  const uint8_t* weights = product.panels + output * product.row_bytes;
   int32_t different = 0;
-  for (int64_t b = 0; b < product.row_bytes; ++b) different += popcount8(row[b] ^ column[b * kPanel]);
+  for (int64_t b = 0; b < product.row_bytes; b += kStep) {
+    uint64_t here, there;
+    std::memcpy(&here, row + b, kStep);
+    std::memcpy(&there, weights + b, kStep);
+    different += popcount(here ^ there);
+  }
   const int32_t matches = static_cast<int32_t>(8 * product.row_bytes) - different;
   const int32_t sum = 2 * matches - static_cast<int32_t>(product.offset);
   return product.register_bits ? wrapped(sum, product.register_bits) : sum;
@@ -76,8 +81,12 @@ void multiply(const Product& product, const uint8_t* rows, int64_t count, int64_
   }
 }
 
+int64_t panels_size(int64_t outputs, int64_t row_bytes) { return outputs * row_bytes; }
+int64_t place_of(int64_t, int64_t row_bytes, int64_t output, int64_t byte) { return output * row_bytes + byte; }
+
 }  // namespace
 
-const BinaryKernels portable_binary = {sign_row, sign_pixels, multiply, nullptr};
+extern const BinaryKernels portable_binary;
+const BinaryKernels portable_binary = {kStep, 1, 1, {panels_size, place_of}, sign_row, sign_pixels, multiply, nullptr, nullptr};
 
 }  // namespace proxbit

@@ -8,6 +8,9 @@
 #include "vector_avx2.hpp"
 
 namespace proxbit {
+
+extern const BinaryKernels portable_binary;
+
 namespace {
 
 // is_positive of eight floats.

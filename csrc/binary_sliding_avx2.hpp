@@ -14,6 +14,14 @@
 namespace proxbit {
 namespace {
 
+// Whether the windows of a line are neighbours, fill whole steps of three nibbles, and are so short that
+// the nibbles of a panel stay in L1 beside the tables: longer ones are faster as rows.
+inline bool can_slide(const pb_window& w, int64_t pixel_bytes, int64_t out_width) {
+  constexpr int64_t kLongest = 160;
+  return w.dilation_w == 1 && out_width >= kTile && w.kernel_w * pixel_bytes % kStep == 0 &&
+         w.kernel_h * w.kernel_w * pixel_bytes <= kLongest;
+}
+
 // Tables of the pixels (p, p + step) of one line, for every p.
 inline void make_line(const Slide& s, const uint8_t* line, uint8_t* to) {
   const int64_t size = 2 * s.pixel_bytes * kTable;

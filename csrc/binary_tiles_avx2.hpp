@@ -11,7 +11,9 @@
 namespace proxbit {
 namespace {
 
-constexpr int64_t kNibbles = 2 * kStep / 2;  // nibbles that one inner step takes: three
+constexpr int64_t kStep = 3;                 // bytes of a row that two inner steps take
+constexpr int64_t kNibbles = 3;              // nibbles that one inner step takes
+constexpr int64_t kTile = 4;                 // rows that share one pass over a panel
 constexpr int64_t kSafe = 63;                // nibbles until a count of matches could pass 255
 constexpr int64_t kChunk = 4 * kSafe;        // nibbles of a panel that stay in L1 beside the tables
 constexpr int64_t kTable = 16;               // bytes of the table of one nibble, for a pair of rows

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define PB_ABI 2
+#define PB_ABI 3
 
 enum pb_error { PB_OK = 0, PB_BAD_ARGUMENT = 1, PB_NO_MEMORY = 2, PB_NO_SUCH_ISA = 3 };
 
@@ -35,8 +35,13 @@ enum pb_precision { PB_EXACT = 0, PB_INPUT8 = 1 };
 typedef void (*pb_team)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
 
 PB_API int pb_abi(void);
-PB_API const char* pb_isa(void);            /* the instruction set in use: "avx2" or "portable" */
-PB_API int pb_use_isa(const char* name);    /* NULL: the best that this machine has */
+/* The instruction sets that were built in, the best first, each followed by a space: "avx2 portable ". */
+PB_API const char* pb_backends(void);
+PB_API int pb_supports(const char* name);   /* whether this machine has it: 1 or 0 */
+PB_API const char* pb_isa(void);            /* the one in use */
+/* NULL: the best that this machine has. Panels and weights are laid out for the instruction set in use:
+ * whoever changes it makes them anew. */
+PB_API int pb_use_isa(const char* name);
 PB_API void pb_use_team(pb_team team);
 
 /* The offset of a field in a structure of this header, or its whole size where field is NULL; -1 for
@@ -81,6 +86,8 @@ typedef struct {
 PB_API size_t pb_panel_bytes(int64_t outputs, int64_t row_bytes);
 /* rows: outputs x row_bytes. */
 PB_API int pb_make_panels(const uint8_t* rows, int64_t outputs, int64_t row_bytes, uint8_t* panels);
+/* The way back: the rows that panels were made of. */
+PB_API int pb_read_panels(const uint8_t* panels, int64_t outputs, int64_t row_bytes, uint8_t* rows);
 
 /* bit = whether the sign bit of x - threshold is 0 (of x, where threshold is NULL): 1 for +0.0, 0 for -0.0.
  * Bits cannot hold NaN: it is 1. threshold has one value per column. */
@@ -117,6 +124,8 @@ typedef struct {
 PB_API size_t pb_weight_bytes(int64_t outputs, int64_t inputs);
 /* rows: outputs x ceil(inputs / 8). */
 PB_API int pb_make_weights(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* weights);
+/* The way back: the rows that weights were made of. */
+PB_API int pb_read_weights(const uint8_t* weights, int64_t outputs, int64_t inputs, uint8_t* rows);
 
 /* x: rows x columns floats, where columns are inputs * groups. Writes out: rows x outputs * groups. */
 PB_API int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,

@@ -6,18 +6,13 @@
 #include <new>
 #include <vector>
 
-#include "isa.hpp"
+#include "backend.hpp"
 #include "parallel.hpp"
 
 namespace proxbit {
 namespace {
 
-const QuantizeKernels& kernels() {
-#if defined(PROXBIT_AVX2)
-  if (current_isa() == Isa::avx2) return avx2_quantize;
-#endif
-  return portable_quantize;
-}
+const QuantizeKernels& kernels() { return backend().quantize; }
 
 bool sound(const pb_quantizer* how) {
   return how && how->rows > 0 && how->columns > 0 && how->strength && how->shifts >= 0;

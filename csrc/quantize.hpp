@@ -38,7 +38,4 @@ struct QuantizeKernels {
   void (*multiply)(float* f, float by, int64_t n);
 };
 
-extern const QuantizeKernels portable_quantize;
-extern const QuantizeKernels avx2_quantize;
-
 }  // namespace proxbit

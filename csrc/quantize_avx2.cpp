@@ -3,6 +3,7 @@
 
 namespace proxbit {
 
+extern const QuantizeKernels avx2_quantize;
 const QuantizeKernels avx2_quantize = kQuantizeLoops;
 
 }  // namespace proxbit

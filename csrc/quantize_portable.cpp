@@ -3,6 +3,7 @@
 
 namespace proxbit {
 
+extern const QuantizeKernels portable_quantize;
 const QuantizeKernels portable_quantize = kQuantizeLoops;
 
 }  // namespace proxbit

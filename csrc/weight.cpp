@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-#include "isa.hpp"
+#include "backend.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
 #include "weight_check.hpp"
@@ -33,12 +33,7 @@ struct LinearRows {
   }
 };
 
-const WeightKernels& kernels_now() {
-#if defined(PROXBIT_AVX2)
-  if (current_isa() == Isa::avx2) return avx2_weight;
-#endif
-  return portable_weight;
-}
+const WeightKernels& kernels_now() { return backend().weight; }
 
 Task group_task(const pb_weight& layer, int64_t group) {
   Task task{};

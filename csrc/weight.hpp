@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "proxbit.h"
+#include "sizes.hpp"
 
 namespace proxbit {
 
@@ -42,20 +43,16 @@ constexpr int64_t kNibbleBytes = 64;                 // room for one such table
 constexpr int64_t kMostInputs = int64_t{1} << 24;    // so that no integer sum overflows
 constexpr int64_t kMostOutputs = int64_t{1} << 31;
 
-static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
 // The layout for many rows: for each 48 inputs the 6 bytes of every output, read 8 at a time.
 static constexpr int64_t blocks_bytes(int64_t outputs, int64_t inputs) {
   return round_up(ceil_div(inputs, kBlockInputs) * outputs * kBlockBytes + 2, 64);
 }
 
-// The layout for few rows: panels of 32 outputs, in each for each 8 inputs a byte of every output;
-// byte 4 i + j belongs to output 8 j + i, so that 32-bit lanes unpack to outputs in order.
+// The layout for few rows: panels of 32 outputs, in each for each 8 inputs a byte of every output, in an
+// order of the backend.
 static constexpr int64_t panel_bytes(int64_t inputs) {
   return round_up(inputs, kPanelInputs) / 8 * kPanelOutputs;
 }
-static constexpr int64_t panel_place(int64_t output) { return 4 * (output % 8) + output / 8; }
 
 static constexpr int64_t group_bytes(int64_t outputs, int64_t inputs) {
   return blocks_bytes(outputs, inputs) +
@@ -95,6 +92,8 @@ static constexpr int64_t rows_memory(int64_t outputs) {
 }
 
 struct WeightKernels {
+  // Where an output lies in its panel.
+  int64_t (*panel_place)(int64_t output);
   // At most kExactRows rows.
   void (*exact)(const Task& task, uint8_t* memory);
   // At most kInput8Rows rows.
@@ -105,8 +104,5 @@ struct WeightKernels {
   // rounded up to whole panels.
   void (*planes)(const Task& task, const IntegerRow& row, int32_t precision, double* totals);
 };
-
-extern const WeightKernels portable_weight;
-extern const WeightKernels avx2_weight;
 
 }  // namespace proxbit

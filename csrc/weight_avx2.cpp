@@ -131,8 +131,12 @@ void planes(const Task& task, const IntegerRow& row, int32_t precision, double* 
   else planes_of<4>(task, row, totals);
 }
 
+// Byte 4 i + j of a panel belongs to output 8 j + i, so that 32-bit lanes unpack to outputs in order.
+int64_t panel_place(int64_t output) { return 4 * (output % 8) + output / 8; }
+
 }  // namespace
 
-const WeightKernels avx2_weight = {exact, input8, prepare, planes};
+extern const WeightKernels avx2_weight;
+const WeightKernels avx2_weight = {panel_place, exact, input8, prepare, planes};
 
 }  // namespace proxbit

@@ -1,23 +1,12 @@
 // What the kernels for float inputs accept.
 #pragma once
 
-#include <initializer_list>
-
 #include "activation.hpp"
 #include "weight.hpp"
 #include "window.hpp"
 
 namespace proxbit {
 namespace {
-
-// Whether so many floats can be counted in bytes with room to spare.
-inline bool countable(std::initializer_list<int64_t> sizes) {
-  int64_t product = 64;
-  for (const int64_t size : sizes) {
-    if (__builtin_mul_overflow(product, size, &product)) return false;
-  }
-  return true;
-}
 
 inline bool is_shape(int64_t outputs, int64_t inputs) {
   return outputs >= 1 && outputs <= kMostOutputs && inputs >= 1 && inputs <= kMostInputs;

@@ -1,6 +1,7 @@
 // From rows of bits to the two layouts of binary weights with float inputs.
 #include <cstring>
 
+#include "backend.hpp"
 #include "weight_check.hpp"
 
 namespace proxbit {
@@ -34,7 +35,18 @@ int pb_make_weights(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_
   for (int64_t n = 0; n < outputs; ++n, rows += row_bytes) {
     copy_blocks(rows, row_bytes, outputs, weights + n * kBlockBytes);
     copy_panel(rows, row_bytes,
-               panels + n / kPanelOutputs * panel_bytes(inputs) + panel_place(n % kPanelOutputs));
+               panels + n / kPanelOutputs * panel_bytes(inputs) + backend().weight.panel_place(n % kPanelOutputs));
+  }
+  return PB_OK;
+}
+
+int pb_read_weights(const uint8_t* weights, int64_t outputs, int64_t inputs, uint8_t* rows) {
+  if (!rows || !weights || !is_shape(outputs, inputs)) return PB_BAD_ARGUMENT;
+  const uint8_t* panels = weights + blocks_bytes(outputs, inputs);
+  for (int64_t n = 0; n < outputs; ++n) {
+    const uint8_t* panel = panels + n / kPanelOutputs * panel_bytes(inputs);
+    const uint8_t* column = panel + backend().weight.panel_place(n % kPanelOutputs);
+    for (int64_t b = 0; b < ceil_div(inputs, 8); ++b) *rows++ = column[b * kPanelOutputs];
   }
   return PB_OK;
 }

@@ -109,13 +109,15 @@ void agreement(const uint8_t* panel, const IntegerRow& row, int64_t bytes, int64
   }
 }
 
+int64_t panel_place(int64_t output) { return output; }
+
 void planes(const Task& task, const IntegerRow& row, int32_t, double*) {
   const int64_t size = panel_bytes(task.inputs);
   for (int64_t first = task.first; first < task.last; first += kPanelOutputs) {
     int64_t sums[kPanelOutputs];
     agreement(task.panels + first / kPanelOutputs * size, row, size / kPanelOutputs, sums);
     for (int64_t n = first; n < task.last && n < first + kPanelOutputs; ++n) {
-      const double twice = 2.0 * static_cast<double>(sums[panel_place(n - first)]);
+      const double twice = 2.0 * static_cast<double>(sums[n - first]);
       const float sum = static_cast<float>((twice - row.magnitude) * row.quantum);
       const float bias = task.bias ? task.bias[n] : 0.0f;
       task.out[n] = activated(sum * task.scale[n] + bias, task.activation);
@@ -125,6 +127,7 @@ void planes(const Task& task, const IntegerRow& row, int32_t, double*) {
 
 }  // namespace
 
-const WeightKernels portable_weight = {exact, input8, prepare, planes};
+extern const WeightKernels portable_weight;
+const WeightKernels portable_weight = {panel_place, exact, input8, prepare, planes};
 
 }  // namespace proxbit

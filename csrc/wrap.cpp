@@ -6,19 +6,14 @@
 #include <atomic>
 #include <cmath>
 
-#include "isa.hpp"
+#include "backend.hpp"
 #include "parallel.hpp"
 #include "proxbit.h"
 
 namespace proxbit {
 namespace {
 
-const WrapKernels& kernels() {
-#if defined(PROXBIT_AVX2)
-  if (current_isa() == Isa::avx2) return avx2_wrap;
-#endif
-  return portable_wrap;
-}
+const WrapKernels& kernels() { return backend().wrap; }
 
 bool is_slope(double k) { return k > 0.0 && std::isfinite(k); }
 

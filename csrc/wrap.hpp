@@ -22,7 +22,4 @@ struct WrapKernels {
   void (*backward)(const uint8_t* back, const float* g, float slope, float* out, int64_t n);
 };
 
-extern const WrapKernels portable_wrap;
-extern const WrapKernels avx2_wrap;
-
 }  // namespace proxbit

@@ -3,6 +3,7 @@
 
 namespace proxbit {
 
+extern const WrapKernels avx2_wrap;
 const WrapKernels avx2_wrap = kWrapLoops;
 
 }  // namespace proxbit

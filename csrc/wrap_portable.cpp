@@ -3,6 +3,7 @@
 
 namespace proxbit {
 
+extern const WrapKernels portable_wrap;
 const WrapKernels portable_wrap = kWrapLoops;
 
 }  // namespace proxbit

@@ -4,10 +4,13 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from every_backend import EXECUTED
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 # The same examples in every run; `pytest --hypothesis-profile explore` looks for new ones.
@@ -24,6 +27,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist tells the first one on which backends its tests ran."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["backends"] = sorted(EXECUTED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    EXECUTED.update(getattr(node, "workeroutput", {}).get("backends", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which backends were built, and on which the tests of kernels really ran."""
+    from proxbit.kernels.library import backends
+
+    built, _, chosen = backends()
+    ran = [f"{name} {'ran' if name in EXECUTED else 'did not run'}" for name in built]
+    terminalreporter.write_line(f"kernels: {', '.join(ran) or 'not built'}; {chosen} is in use")
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> Iterator[None]:
     """Each test starts from one seed and leaves the generator as it was."""
@@ -35,15 +58,20 @@ def same_random_numbers() -> Iterator[None]:
 @pytest.fixture
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Choose kernels in the midst of a process, which nobody else can: the choice is made once."""
-    from proxbit.kernels.library import choice
+    from proxbit.kernels.library import choice, opened
 
     def use(value: str) -> None:
         monkeypatch.setenv("PROXBIT_KERNELS", value)
+        forget()
+
+    def forget() -> None:
         choice.cache_clear()
+        opened.cache_clear()
 
     yield use
     monkeypatch.undo()
-    choice.cache_clear()
+    forget()
+    opened()
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,7 @@ import torch
 from proxbit.kernels import library as kernels
 from proxbit.kernels import training as fused
 
-pytestmark = pytest.mark.skipif(
-    kernels.opened("auto") is None, reason="the kernels are not built here"
-)
+pytestmark = pytest.mark.skipif(kernels.opened() is None, reason="the kernels are not built here")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from proxbit.kernels import library as kernels
 from proxbit.kernels import training as fused
 
 pytestmark = [
-    pytest.mark.skipif(kernels.opened("auto") is None, reason="the kernels are not built here"),
+    pytest.mark.skipif(kernels.opened() is None, reason="the kernels are not built here"),
     pytest.mark.filterwarnings("ignore::proxbit.SettingsWarning"),
 ]
 

@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from every_backend import SUPPORTED, on_each, using
 from proxbit.kernels import inference as kernels
 from proxbit.kernels import training as fused
 from proxbit.kernels.inference import Binary, Window
@@ -27,13 +28,6 @@ CANARY = 0xA5
 MARGIN = 64  # bytes in front of and behind an output that must stay
 often = settings(max_examples=5 * settings.default.max_examples)
 Array = np.ndarray[Any, Any]
-ISAS = [name for name in ("portable", "avx2") if LIBRARY.pb_use_isa(name.encode()) == OK]
-
-
-@pytest.fixture(autouse=True)
-def best_isa() -> Iterator[None]:
-    yield
-    LIBRARY.pb_use_isa(None)
 
 
 def address(array: Array | None) -> int | None:
@@ -68,16 +62,24 @@ class Layer:
         self.low[rng.random(width) < 0.2] = np.iinfo(np.int32).min
         self.high[rng.random(width) < 0.2] = np.iinfo(np.int32).max
         self.flip = rng.choice(np.array([0, 1, 255], np.uint8), width)
-        self.panels = panels_of(self.signs)
+        self.panels: dict[str, Array] = {}
         self.record = Binary(
-            outputs, taps * -(-channels // 8), taps * channels, groups, *given_to(self.panels),
+            outputs, taps * -(-channels // 8), taps * channels, groups, *given_to(self.laid()),
             *given_to(self.scale), *given_to(self.bias), None, 0, register_bits, slope, activation,
             address(self.low), address(self.high), address(self.flip), width,
         )  # fmt: skip
 
+    def laid(self) -> Array:
+        """The panels of the backend in use."""
+        isa = LIBRARY.pb_isa().decode()
+        if isa not in self.panels:
+            self.panels[isa] = panels_of(self.signs)
+        return self.panels[isa]
+
     def above(self, threshold: Array | None) -> Binary:
-        """The record for inputs with these thresholds."""
+        """The record for inputs with these thresholds, on the backend in use."""
         record = Binary.from_buffer_copy(self.record)
+        record.panels, record.panel_bytes = given_to(self.laid())
         record.threshold, record.thresholds = given_to(threshold)
         return record
 
@@ -136,11 +138,9 @@ class Output:
 
 
 def on_every_way(call: Callable[[int], Array]) -> Array:
-    """The result, which is the same to the bit for every instruction set and number of threads."""
-    results = []
-    for name in ISAS:
-        assert LIBRARY.pb_use_isa(name.encode()) == OK
-        results += [call(threads) for threads in (1, 2, 3)]
+    """The result, which is the same to the bit for every backend and number of threads."""
+    every = on_each(lambda: [call(threads) for threads in (1, 2, 3)])
+    results = [each for some in every for each in some]
     for other in results[1:]:
         assert other.tobytes() == results[0].tobytes()
     return results[0]
@@ -230,7 +230,7 @@ def test_the_largest_sums_are_exact(rows: int, register: int) -> None:
     products = 8 * 8188
     layer = Layer(0, 33, products, register_bits=register)
     layer.signs[0, 1:3] = [[[1]], [[-1]]]
-    layer.panels[:] = panels_of(layer.signs)
+    layer.panels.clear()
     x = np.ones((rows, products), np.float32)
     sums = np.broadcast_to(layer.signs[0].sum((1, 2)), (rows, 33))
     assert np.array_equal(
@@ -628,13 +628,24 @@ def test_nothing_to_do_is_done() -> None:
 # the library --------------------------------------------------------------------------------------
 
 
-def test_instruction_sets_have_names() -> None:
-    for name in ISAS:
-        assert LIBRARY.pb_use_isa(name.encode()) == OK
-        assert LIBRARY.pb_isa().decode() == name
+def test_backends_have_names() -> None:
+    assert on_each(lambda: LIBRARY.pb_isa().decode()) == list(SUPPORTED)
+    assert set(SUPPORTED) <= set(LIBRARY.pb_backends().decode().split())
+    before = LIBRARY.pb_isa()
     assert LIBRARY.pb_use_isa(b"avx3") == NO_SUCH_ISA
-    assert LIBRARY.pb_isa().decode() == ISAS[-1]  # a wrong name changes nothing
+    assert LIBRARY.pb_isa() == before  # a wrong name changes nothing
     assert LIBRARY.pb_abi() == ABI
+
+
+@given(seed=seeds, outputs=sizes, products=st.integers(1, 300))
+def test_panels_can_be_read_again(seed: int, outputs: int, products: int) -> None:
+    signs = np.random.default_rng(seed).choice([-1, 1], (1, outputs, 1, products))
+    rows = packed(signs[0, :, 0])
+    for name in SUPPORTED:
+        with using(name):
+            panels, again = panels_of(signs), np.zeros_like(rows)
+            assert LIBRARY.pb_read_panels(address(panels), *rows.shape, address(again)) == OK
+            assert np.array_equal(again, rows)
 
 
 RECORDS: dict[str, type[ctypes.Structure]] = {

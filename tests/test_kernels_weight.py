@@ -1,6 +1,5 @@
 """Kernels with binary weights and float inputs, against sums in float64."""
 
-from collections.abc import Callable, Iterator
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from every_backend import SUPPORTED, on_each, using
 from proxbit.kernels.inference import Weight, Window, library
 
 LIBRARY = library()
@@ -29,15 +29,6 @@ KERNEL = ["kernel_h", "kernel_w", "step_h", "step_w", "dilation_h", "dilation_w"
 PADS = ["pad_top", "pad_bottom", "pad_left", "pad_right"]
 
 
-ISAS = [name for name in (b"portable", b"avx2") if LIBRARY.pb_use_isa(name) == OK]
-
-
-@pytest.fixture(autouse=True)
-def best_isa() -> Iterator[None]:
-    yield
-    LIBRARY.pb_use_isa(None)
-
-
 def address(array: Array) -> int:
     return array.ctypes.data
 
@@ -51,13 +42,20 @@ class Layer:
         self.signs = 2 * rng.integers(2, size=self.shape, dtype=np.int8) - 1
         self.scale = rng.uniform(0.1, 2.0, groups * outputs).astype(np.float32)
         self.bias = rng.standard_normal(groups * outputs).astype(np.float32)
-        size = LIBRARY.pb_weight_bytes(outputs, inputs)
-        self.packed = np.full(groups * size, 0xA5, np.uint8)
-        for signs, packed in zip(self.signs, self.packed.reshape(groups, size), strict=True):
-            bits = np.packbits(signs > 0, axis=-1, bitorder="little")
-            assert LIBRARY.pb_make_weights(address(bits), outputs, inputs, address(packed)) == OK
-        arrays = [(address(array), array.size) for array in (self.packed, self.scale, self.bias)]
-        self.record = Weight(outputs, inputs, groups, *sum(arrays, ()), **options)
+        self.packed: dict[str, Array] = {}
+        arrays = [(address(array), array.size) for array in (self.scale, self.bias)]
+        self.record = Weight(outputs, inputs, groups, None, 0, *sum(arrays, ()), **options)
+
+    @property
+    def ready(self) -> Any:
+        """The record for the backend in use."""
+        isa = LIBRARY.pb_isa().decode()
+        if isa not in self.packed:
+            self.packed[isa] = packed_weights(self.signs)
+        self.record.weights, self.record.weight_bytes = (
+            address(self.packed[isa]), self.packed[isa].size,
+        )  # fmt: skip
+        return byref(self.record)
 
     def linear(self, x: Array, threads: int = 1) -> Array:
         """The kernel; x lies among NaNs, and the output among sevens, which must stay."""
@@ -68,7 +66,7 @@ class Layer:
         out = np.full((rows + 2, groups * outputs), 7.0, np.float32)
         ends = address(around[1:-1, 2:]), columns + 3, rows, columns, address(out[1:])
         size = rows * groups * outputs
-        assert LIBRARY.pb_weight_linear(byref(self.record), *ends, size, threads) == OK
+        assert LIBRARY.pb_weight_linear(self.ready, *ends, size, threads) == OK
         assert (out[[0, -1]] == 7).all()
         return out[1:-1]
 
@@ -82,6 +80,16 @@ class Layer:
 
     def scaled(self, sums: Array) -> Array:
         return sums * self.scale + self.bias.astype(np.float64)
+
+
+def packed_weights(signs: Array) -> Array:
+    """Signs [group, output, input] as the backend in use wants them."""
+    groups, outputs, inputs = signs.shape
+    packed = np.full((groups, LIBRARY.pb_weight_bytes(outputs, inputs)), 0xA5, np.uint8)
+    for group, to in zip(signs, packed, strict=True):
+        bits = np.packbits(group > 0, axis=-1, bitorder="little")
+        assert LIBRARY.pb_make_weights(address(bits), outputs, inputs, address(to)) == OK
+    return packed
 
 
 def inputs_of(seed: int, rows: int, columns: int, kind: str = "normal") -> Array:
@@ -125,12 +133,16 @@ cases = st.builds(Case, seeds, rows_of, sizes, sizes, st.integers(1, 3), kinds)
 plain = st.builds(Case, seeds, rows_of, sizes, st.integers(1, 900))
 
 
-def on_each_isa(call: Callable[[], Array]) -> list[Array]:
-    results = []
-    for name in ISAS:
-        assert LIBRARY.pb_use_isa(name) == OK
-        results.append(call())
-    return results
+@given(case=st.builds(Case, seeds, st.just(1), sizes, st.integers(1, 300)))
+def test_weights_can_be_read_again(case: Case) -> None:
+    signs = case.layer().signs
+    rows = np.packbits(signs[0] > 0, axis=-1, bitorder="little")
+    for name in SUPPORTED:
+        with using(name):
+            packed, again = packed_weights(signs), np.zeros_like(rows)
+            ends = case.outputs, case.inputs, address(again)
+            assert LIBRARY.pb_read_weights(address(packed), *ends) == OK
+            assert np.array_equal(again, rows)
 
 
 def same_bits(a: Array, b: Array) -> bool:
@@ -155,7 +167,7 @@ def test_exact_sums_are_those_of_float64(case: Case, bias: bool) -> None:
     expected = layer.scaled(layer.sums(x))
     norms = np.linalg.norm(x.astype(np.float64).reshape(-1, case.inputs), axis=1)
     room = 1e-5 * np.repeat(norms, case.outputs).reshape(expected.shape) * layer.scale
-    for result in on_each_isa(lambda: layer.linear(x)):
+    for result in on_each(lambda: layer.linear(x)):
         assert (np.abs(result - expected) <= room + 2e-7 * np.abs(expected)).all()
 
 
@@ -163,7 +175,7 @@ def test_exact_sums_are_those_of_float64(case: Case, bias: bool) -> None:
 def test_exact_sums_lose_no_more_than_float32_sums_do(rows: int) -> None:
     layer, x = Layer(5, 256, 1024), inputs_of(6, rows, 1024)
     expected = layer.scaled(layer.sums(x))
-    for result in on_each_isa(lambda: layer.linear(x)):
+    for result in on_each(lambda: layer.linear(x)):
         assert np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2)) < 5e-7
 
 
@@ -171,7 +183,7 @@ def test_exact_sums_lose_no_more_than_float32_sums_do(rows: int) -> None:
 @given(case=cases, precision=precisions, activation=st.integers(0, 3))
 def test_instruction_sets_give_the_same_bits(case: Case, precision: int, activation: int) -> None:
     layer, x = case.layer(precision=precision, activation=activation), case.x()
-    first, *others = on_each_isa(lambda: layer.linear(x))
+    first, *others = on_each(lambda: layer.linear(x))
     assert all(same_bits(first, other) for other in others)
 
 
@@ -187,7 +199,7 @@ def test_rows_that_are_not_finite_give_the_plain_sum_and_spoil_no_other(
     clean = layer.linear(x)
     x[row, np.random.default_rng(case.seed).integers(case.inputs, size=len(odd))] = odd
     expected = layer.scaled(layer.sums(x))[row]
-    for result in on_each_isa(lambda: layer.linear(x)):
+    for result in on_each(lambda: layer.linear(x)):
         np.testing.assert_array_equal(result[row], expected)
         assert same_bits(np.delete(result, row, 0), np.delete(clean, row, 0))
 
@@ -198,7 +210,7 @@ def test_input8_sums_integers_of_8_bits(case: Case) -> None:
     layer, x = case.layer(precision=INPUT8), case.x()
     inverse = np.float32(127) / np.abs(x).max(1, keepdims=True)
     expected = layer.scaled(layer.sums(np.rint(x * inverse)) / inverse.astype(np.float64))
-    for result in on_each_isa(lambda: layer.linear(x)):
+    for result in on_each(lambda: layer.linear(x)):
         assert (np.abs(result - expected) <= 1e-6 * (np.abs(expected) + np.abs(layer.bias))).all()
 
 
@@ -230,9 +242,9 @@ def test_activations_are_their_formulas_and_pass_nan(activation: int, rows: int)
     x[1:100, 0] = np.linspace(-2.0, 2.0, 100)[: rows - 1][:99]
     y = x.astype(np.float64) * layer.signs[0, :, 0] * layer.scale
     expected = ACTIVATIONS[activation](torch.from_numpy(y)).numpy()
-    for result in on_each_isa(lambda: layer.linear(x)):
+    for result in on_each(lambda: layer.linear(x)):
         assert (np.abs(result - expected) <= 1e-6 * np.maximum(1, np.abs(y))).all()
-    for result in on_each_isa(lambda: layer.linear(np.full_like(x, np.nan))):
+    for result in on_each(lambda: layer.linear(np.full_like(x, np.nan))):
         assert np.isnan(result).all()
 
 
@@ -242,7 +254,7 @@ def test_the_largest_sums_overflow_nowhere(precision: int, rows: int) -> None:
     layer = Layer(0, 20, 6000, precision=precision)
     x = layer.signs[0, :rows].astype(np.float32)
     expected = layer.scaled(np.full((rows, 20), 6000.0))
-    for result in on_each_isa(lambda: layer.linear(x)):
+    for result in on_each(lambda: layer.linear(x)):
         np.testing.assert_allclose(result.diagonal(), expected.diagonal(), rtol=1e-6)
 
 
@@ -294,7 +306,7 @@ def out_size(layer: Layer, window: Window) -> int:
 def conv(layer: Layer, window: Window, x: Array, out: Array, threads: int = 1) -> int:
     ends = address(x), address(out)
     window.in_size, window.out_size = x.size, out_size(layer, window)
-    return LIBRARY.pb_weight_conv(byref(layer.record), byref(window), *ends, threads)
+    return LIBRARY.pb_weight_conv(layer.ready, byref(window), *ends, threads)
 
 
 @often
@@ -320,7 +332,7 @@ def test_convolution_is_torchs(case: Case, window: Window, order: str, precision
         assert out[-1] == 7
         return out[:-1].reshape(expected.shape)
 
-    first, *others = on_each_isa(run)
+    first, *others = on_each(run)
     assert (
         np.abs(first - expected) <= (2e-6 if precision == EXACT else 8e-3) * inputs + 1e-6
     ).all()

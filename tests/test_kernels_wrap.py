@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import proxbit as pb
+from every_backend import SUPPORTED, using
 from proxbit.kernels import training as fused
 from proxbit.nn import WrapAccumulator, cyclic, wrap
 from proxbit.nn.accumulators import turns
@@ -20,7 +21,6 @@ if LIBRARY is None:
     pytest.skip("the kernels are not built: pip install -e .", allow_module_level=True)
 
 OK, BAD_ARGUMENT = 0, 1
-ISAS = [name for name in ("portable", "avx2") if LIBRARY.pb_use_isa(name.encode()) == OK]
 often = settings(max_examples=4 * settings.default.max_examples)
 bits_of = st.integers(2, 24)
 slopes = st.sampled_from([0.5, 1.0, 2.0, 3.0, 8.0])
@@ -35,24 +35,23 @@ def even_the_smallest_tensor() -> Iterator[None]:
     before, fused.SMALLEST = fused.SMALLEST, 1
     yield
     fused.SMALLEST = before
-    LIBRARY.pb_use_isa(None)
 
 
 def on_every_isa(z: Tensor, g: Tensor, bits: int, k: float) -> tuple[Tensor, int, Tensor]:
     """The same bits from all of them."""
     found = []
-    for isa in ISAS:
-        assert LIBRARY.pb_use_isa(isa.encode()) == OK
-        held, alone = (fused.wrap(z, bits, k, keep=keep) for keep in (True, False))
-        assert held is not None
-        assert alone is not None
-        out, falls, over = held
-        assert falls is not None
-        assert torch.equal(alone[0], out)
-        assert alone[1:] == (None, over)
-        pulled = fused.wrap_pull(falls, g, k)
-        assert pulled is not None
-        found.append((out, over, pulled))
+    for name in SUPPORTED:
+        with using(name):
+            held, alone = (fused.wrap(z, bits, k, keep=keep) for keep in (True, False))
+            assert held is not None
+            assert alone is not None
+            out, falls, over = held
+            assert falls is not None
+            assert torch.equal(alone[0], out)
+            assert alone[1:] == (None, over)
+            pulled = fused.wrap_pull(falls, g, k)
+            assert pulled is not None
+            found.append((out, over, pulled))
     for out, over, pulled in found[1:]:
         assert torch.equal(out, found[0][0])
         assert over == found[0][1]

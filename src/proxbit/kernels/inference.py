@@ -57,6 +57,7 @@ _OUTPUT = (c_void_p, c_void_p)  # as floats, or as bits
 _SIGNATURES: Signatures = {
     "pb_panel_bytes": (c_size_t, [c_int64, c_int64]),
     "pb_make_panels": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
+    "pb_read_panels": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
     "pb_sign_rows": (
         c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int],
     ),
@@ -69,6 +70,7 @@ _SIGNATURES: Signatures = {
     ),
     "pb_weight_bytes": (c_size_t, [c_int64, c_int64]),
     "pb_make_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
+    "pb_read_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
     "pb_weight_linear": (
         c_int, [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int],
     ),
@@ -78,13 +80,12 @@ _SIGNATURES: Signatures = {
 
 def library() -> Any:
     """The kernels, or None where torch must serve."""
-    return _library(choice())
+    return _library(opened())
 
 
 @cache
-def _library(choice: str) -> Any:
-    loaded = opened(choice)
-    if choice == "torch" or (loaded is not None and _fits(loaded)):
+def _library(loaded: Any) -> Any:
+    if choice() == "torch" or (loaded is not None and _fits(loaded)):
         return loaded
     warnings.warn(
         "proxbit's kernels are not built here, so packed networks compute with torch: the same "
@@ -103,6 +104,6 @@ def _fits(loaded: Any) -> bool:
 
 
 def isa() -> str:
-    """What computes: avx2, portable or torch."""
+    """What computes: the name of a backend, such as avx2 or portable, or torch."""
     loaded = library()
     return "torch" if loaded is None else str(loaded.pb_isa().decode())

@@ -1,8 +1,8 @@
 """The C++ kernels, found and opened with ctypes where they were built.
 
-The environment variable PROXBIT_KERNELS chooses: ``auto`` (default), ``avx2``, ``portable`` (plain
-C++, the same bits), or ``torch`` (no kernels at all). PROXBIT_LIBRARY names another build of the
-library. Both are read when the kernels are first used.
+The environment variable PROXBIT_KERNELS chooses: ``auto`` (default), the name of a backend, such as
+``avx2`` or ``portable`` (plain C++, the same bits), or ``torch`` (no kernels at all).
+PROXBIT_LIBRARY names another build of the library. Both are read when the kernels are first used.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from collections.abc import Mapping
 from ctypes import c_char_p, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from proxbit.util.text import unknown
 
 Signatures: TypeAlias = Mapping[str, tuple[Any, list[Any]]]
 
-ABI = 2
-CHOICES = ("auto", "avx2", "portable", "torch")
+ABI = 3
 _ENDINGS = {"darwin": ".dylib", "win32": ".dll"}
 _PLACE = Path(__file__).parent / f"libproxbit{_ENDINGS.get(sys.platform, '.so')}"
 _SIGNATURES: Signatures = {
     "pb_abi": (c_int, []),
+    "pb_backends": (c_char_p, []),
+    "pb_supports": (c_int, [c_char_p]),
     "pb_isa": (c_char_p, []),
     "pb_use_isa": (c_int, [c_char_p]),
     "pb_use_team": (None, [c_void_p]),
@@ -44,16 +45,55 @@ def choice() -> str:
 
 
 @cache
-def opened(choice: str) -> Any:
-    """The library for a value of PROXBIT_KERNELS; None where it was not built or not wanted."""
-    if choice not in CHOICES:
-        raise ValueError(unknown("value of PROXBIT_KERNELS", choice, CHOICES))
-    loaded = None if choice == "torch" else _load()
-    if loaded is not None and loaded.pb_use_isa(None if choice == "auto" else choice.encode()):
+def opened() -> Any:
+    """The library with the backend of our choice; None where it was not built or not wanted."""
+    loaded, asked = _load(), choice()
+    if loaded is not None:
+        _use(loaded, asked)
+    return None if asked == "torch" else loaded
+
+
+def _use(loaded: Any, asked: str) -> None:
+    built, supported = _built(loaded), _supported(loaded)
+    if asked not in ("auto", *built, "torch"):
+        raise ValueError(unknown("value of PROXBIT_KERNELS", asked, ("auto", *built, "torch")))
+    if asked in built and asked not in supported:
         raise ValueError(
-            f"PROXBIT_KERNELS is {choice!r}, and this machine has no such instructions"
+            f"PROXBIT_KERNELS is {asked!r}, and this CPU lacks those instructions: it has "
+            f"{', '.join(supported)}"
         )
-    return loaded
+    loaded.pb_use_isa(asked.encode() if asked in built else None)
+
+
+class Backends(NamedTuple):
+    """The kernels' instruction sets, the best first.
+
+    Attributes:
+        built: Those in the library.
+        supported: Those that this CPU has.
+        chosen: The one that computes; ``torch`` where there are no kernels.
+    """
+
+    built: tuple[str, ...]
+    supported: tuple[str, ...]
+    chosen: str
+
+
+def backends() -> Backends:
+    """Which instruction sets are built, which this CPU has, and which one computes."""
+    loaded = _load()
+    if loaded is None:
+        return Backends((), (), "torch")
+    chosen = "torch" if opened() is None else str(loaded.pb_isa().decode())
+    return Backends(_built(loaded), _supported(loaded), chosen)
+
+
+def _built(loaded: Any) -> tuple[str, ...]:
+    return tuple(loaded.pb_backends().decode().split())
+
+
+def _supported(loaded: Any) -> tuple[str, ...]:
+    return tuple(name for name in _built(loaded) if loaded.pb_supports(name.encode()))
 
 
 def declare(loaded: Any, signatures: Signatures) -> bool:

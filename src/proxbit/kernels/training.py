@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from proxbit.core import maps, prox
 from proxbit.core.pairs import Map
 from proxbit.core.scales import Scale
-from proxbit.kernels.library import Signatures, agrees, check, choice, declare, opened
+from proxbit.kernels.library import Signatures, agrees, check, declare, opened
 
 # Smaller tensors cost microseconds either way: they get torch's bits, those of the formulas.
 SMALLEST = 4096
@@ -192,7 +192,7 @@ def wrap_pull(falls: Tensor, g: Tensor, k: float) -> Tensor | None:
 
 def _library() -> Any:
     """The kernels, or None where torch must serve: also while torch alone does not compute."""
-    return None if watched() else _declared(choice())
+    return None if watched() else _declared(opened())
 
 
 def watched() -> bool:
@@ -208,8 +208,7 @@ def watched() -> bool:
 
 
 @cache
-def _declared(choice: str) -> Any:
-    loaded = opened(choice)
+def _declared(loaded: Any) -> Any:
     if loaded is None or not declare(loaded, _SIGNATURES):
         return None
     return loaded if agrees(loaded, "pb_quantizer", _Quantizer) else None
