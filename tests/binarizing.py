@@ -12,8 +12,9 @@ _METHOD = (
 _TASK = ("pad_value", "bits", "k")
 
 
-def binarize(model: nn.Module, method: Any = "bnn++", task: str = "BW", **options: Any) -> Any:
+def binarize(model: nn.Module, method: Any = "bnn++", task: Any = "BW", **options: Any) -> Any:
     """Sort the options into ``pb.method``, ``pb.Task`` and ``pb.binarize``."""
     of_method = {name: options.pop(name) for name in _METHOD if name in options}
     of_task = {name: options.pop(name) for name in _TASK if name in options}
-    return pb.binarize(model, pb.method(method, **of_method), pb.Task(task, **of_task), **options)
+    task = pb.Task(task, **of_task) if of_task else task
+    return pb.binarize(model, pb.method(method, **of_method), task, **options)
