@@ -77,11 +77,14 @@ class PackedForm(NamedTuple):
         return not self.binary or 8 * self.row_bytes <= MOST_PRODUCTS
 
 
-def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
-    """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them."""
-    lib = kernels.library()
+def lay_out(rows: Tensor, form: PackedForm, by: Any = None) -> Tensor:
+    """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them.
+
+    The kernels are those of the library ``by``, or of the one in use.
+    """
+    lib = kernels.library() if by is None else by
     make = lib.pb_make_panels if form.binary else lib.pb_make_weights
-    laid = torch.empty(form.groups, _panel_bytes(form), dtype=torch.uint8)
+    laid = torch.empty(form.groups, panel_bytes(form, lib), dtype=torch.uint8)
     length = form.row_bytes if form.binary else form.products
     for group, out in zip(rows.chunk(form.groups), laid, strict=True):
         own = group.contiguous()
@@ -89,9 +92,9 @@ def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
     return laid
 
 
-def _panel_bytes(form: PackedForm) -> int:
+def panel_bytes(form: PackedForm, by: Any = None) -> int:
     """Bytes of one group's weights as the kernels read them."""
-    lib = kernels.library()
+    lib = kernels.library() if by is None else by
     if form.binary:
         return int(lib.pb_panel_bytes(form.outputs, form.row_bytes))
     return int(lib.pb_weight_bytes(form.outputs, form.products))
@@ -108,7 +111,7 @@ def _require_lengths(
     width, channels = form.outputs * form.groups, form.products // form.taps * form.groups
     lengths = {"scales": (scale, width), "biases": (bias, width), "thresholds": (shift, channels)}
     lengths |= {f"bounds {i}": (each, width) for i, each in enumerate(bounds)}
-    lengths["panels"] = (laid, form.groups * _panel_bytes(form))
+    lengths["panels"] = (laid, form.groups * panel_bytes(form))
     for what, (tensor, length) in lengths.items():
         if tensor is not None and tensor.numel() != length:
             raise ValueError(f"this layer has {length} {what}, not {tensor.numel()}")

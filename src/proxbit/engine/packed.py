@@ -14,11 +14,12 @@ from torch.nn import functional
 from proxbit.core import maps
 from proxbit.engine import ops
 from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
-from proxbit.engine.forms import EXACT, Kernel, PackedForm, lay_out
+from proxbit.engine.forms import EXACT, Kernel, PackedForm
+from proxbit.engine.signs import Signs
 from proxbit.kernels import inference as kernels
 from proxbit.nn.accumulators import cyclic_values, wrap
 from proxbit.nn.product import scaled
-from proxbit.packfile.bits import pack_rows, unpack_bits
+from proxbit.packfile.bits import unpack_bits
 from proxbit.packfile.contents import PackedWeight
 
 Route = str  # "bits" or "float"
@@ -31,7 +32,7 @@ class PackedLayer(nn.Module):
     the unpacked weight, and gives the same sums.
 
     Attributes:
-        bits: The signs of the weight in row-major order, eight to a byte.
+        signs: The signs of the weight, one bit each.
         scale: One value, or one per output; 1 where the method has none.
         shift: Thresholds of a binary input per channel; None for 0.
         route: "bits" for the kernels, "float" for torch with the unpacked weight.
@@ -40,7 +41,6 @@ class PackedLayer(nn.Module):
         sources: The layers that this one gets bits from.
     """
 
-    bits: Tensor
     scale: Tensor
     shift: Tensor | None
     _kernel: Kernel | None
@@ -54,7 +54,7 @@ class PackedLayer(nn.Module):
         super().__init__()
         self.shape, self.task, self.pad_value = weight.shape, weight.task, weight.pad_value
         self.layout = weight.layout
-        self.register_buffer("bits", weight.bits)
+        self.signs = Signs(weight.bits, weight.shape)
         self.register_buffer("scale", torch.ones(1) if weight.scale is None else weight.scale)
         self.register_buffer("shift", weight.shift)
         self.register_parameter("bias", None)
@@ -82,6 +82,13 @@ class PackedLayer(nn.Module):
         if route == "float" and self.sources:
             raise ValueError("this layer gets bits from the one before it, and so computes on bits")
         self.route = route if self._fits() else "float"
+        if self.route == "bits":
+            self._dense = None
+
+    @property
+    def bits(self) -> Tensor:
+        """The signs of the weight in row-major order, eight to a byte."""
+        return self.signs.bits
 
     def finish_with(
         self, after: list[nn.Module], *, activation: int = 0, target: PackedLayer | None = None
@@ -111,10 +118,10 @@ class PackedLayer(nn.Module):
         Copies that nobody else can reach: a kernel keeps addresses, and torch moves the memory of a
         tensor that is shared with a process (``share_memory``, a network sent to a worker).
         """
-        if self.route != "bits" or self.bits.device.type != "cpu" or kernels.library() is None:
+        if self.route != "bits" or self.signs.device.type != "cpu" or kernels.library() is None:
             return None
         with torch.inference_mode(False), torch.no_grad():
-            laid = lay_out(pack_rows(self._rows()), self.form)
+            laid = self.signs.laid_out(self.form)
             scale = self._scales().clone()
             bias = None if self.bias is None else self.bias.detach().float() + 0.0  # no -0.0
             if self.after and not self.form.binary and isinstance(self.after[0], nn.BatchNorm2d):
@@ -158,16 +165,6 @@ class PackedLayer(nn.Module):
         """Whether the next layer can get its input as bits; checked before modules are folded."""
         return self._bounds() is not None
 
-    def _rows(self) -> Tensor:
-        """The signs, one row per output, in the order of the kernels."""
-        signs = unpack_bits(self.bits, self.shape)
-        if len(self.shape) == 2:
-            return signs
-        taps = signs.flatten(2).transpose(1, 2)  # outputs, positions, channels
-        if self.form.binary:  # the channels of each position begin with a new byte
-            taps = functional.pad(taps, (0, -taps.shape[2] % 8), value=-1.0)
-        return taps.flatten(1)
-
     def _scales(self) -> Tensor:
         return self.scale.float().expand(self.shape[0]).contiguous()
 
@@ -175,7 +172,7 @@ class PackedLayer(nn.Module):
 
     def dense(self) -> Tensor:
         """The unpacked weight: +-1 with binary inputs, +-scale with float ones; made once."""
-        if self._dense is None or self._dense.device != self.bits.device:
+        if self._dense is None or self._dense.device != self.signs.device:
             signs = self._unpacked()
             if ops.in_graph():
                 return signs
@@ -242,10 +239,30 @@ class PackedLayer(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLayer:
         self.forget()
         super()._apply(fn, recurse)
+        self.signs.moved(fn(self.signs.bits))
         return self
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}bits"] = self.signs.bits
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        given = state_dict.pop(f"{prefix}bits", None)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if given is None:
+            missing_keys.extend([f"{prefix}bits"] if strict else [])
+        elif given.shape != self.signs.bits.shape or given.dtype != torch.uint8:
+            error_msgs.append(
+                f"{prefix}bits are {tuple(given.shape)} of {given.dtype}, and this layer has "
+                f"{tuple(self.signs.bits.shape)} of torch.uint8"
+            )
+        else:
+            self.signs.moved(given.clone())
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,3 +322,10 @@ def packed_layers(net: nn.Module) -> Iterator[tuple[str, PackedLayer]]:
     for name, module in net.named_modules():
         if isinstance(module, PackedLayer):
             yield name, module
+
+
+def share_signs(net: nn.Module) -> None:
+    """Layers whose weights are one tensor hold its bits once."""
+    known: dict[tuple[int, tuple[int, ...]], Signs] = {}
+    for _, layer in packed_layers(net):
+        layer.signs = known.setdefault((layer.signs.identity, layer.shape), layer.signs)

@@ -11,7 +11,7 @@ from torch import nn
 from proxbit.engine.copying import packed_copy
 from proxbit.engine.forms import EXACT, INPUT8
 from proxbit.engine.fusing import fuse
-from proxbit.engine.packed import packed_layers
+from proxbit.engine.packed import packed_layers, share_signs
 from proxbit.engine.routes import choose_routes, guess_routes, usual_input
 from proxbit.engine.unpacked import unpacked_weights
 from proxbit.kernels import inference as kernels
@@ -72,6 +72,7 @@ def _tell_unpacked(net: nn.Module) -> None:
 def finish(net: nn.Module, example: Any) -> None:
     """Choose the faster way of each layer, then let binary layers hand bits to each other."""
     _refuse_save_pretrained(net)
+    share_signs(net)
     example = usual_input(net) if example is None else example
     if example is None:
         guess_routes(net)

@@ -1,0 +1,137 @@
+"""The signs of one weight, held once: as a file has them, or in the order in which kernels read.
+
+A kernel reads bits in an order of its own, and a file has them in row-major order. To hold both
+would double the memory of a network; so once a kernel has its order, the other is made from it
+again when somebody asks, to save the network or to unpack the weight.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxbit.engine.forms import PackedForm, lay_out, panel_bytes
+from proxbit.kernels import inference as kernels
+
+Order: TypeAlias = tuple[int, int, int, bool, int]
+
+
+class Signs:
+    """The bits of one weight; layers that share the weight share this."""
+
+    def __init__(self, bits: Tensor, shape: tuple[int, ...]) -> None:
+        """Take the signs in row-major order, eight to a byte."""
+        self.shape = shape
+        self._bits: Tensor | None = bits
+        self._laid: dict[Order, Tensor] = {}
+        self._lent: weakref.ref[Tensor] | None = None
+        self._by: Any = None  # the library that laid them out
+        self.device = bits.device
+
+    @property
+    def bits(self) -> Tensor:
+        """The signs as a file has them; the same tensor as long as somebody holds it."""
+        held, lent = self._bits, self._lent() if self._lent is not None else None
+        if held is not None or lent is not None:
+            return held if held is not None else lent  # type: ignore[return-value]
+        order, laid = next(iter(self._laid.items()))
+        with torch.inference_mode(False):
+            bits = stream_of(rows_of(laid, order, self._by), self.shape, order)
+        self._lent = weakref.ref(bits)
+        return bits
+
+    @property
+    def identity(self) -> int:
+        """What two weights of one tensor of bits have in common before they are laid out."""
+        return id(self if self._bits is None else self._bits)
+
+    def laid_out(self, form: PackedForm) -> Tensor:
+        """The signs in the order in which the kernel of this form reads them."""
+        order = order_of(form)
+        laid = self._laid.get(order)
+        if laid is None:
+            with torch.inference_mode(False), torch.no_grad():
+                laid = lay_out(rows_from(self.bits, self.shape, order), form)
+            self._laid, self._by = self._laid | {order: laid}, kernels.library()
+            self._bits = None
+        return laid
+
+    def moved(self, bits: Tensor) -> None:
+        """Take these bits in the place of the old ones."""
+        self._bits, self._laid, self._lent, self.device = bits, {}, None, bits.device
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Signs:
+        return Signs(copy.deepcopy(self.bits, memo), self.shape)
+
+    def __reduce__(self) -> Any:
+        """Another process gets the order of a file: it may have other kernels."""
+        return _sent, (self.bits.cpu().numpy().tobytes(), str(self.device), self.shape)
+
+
+def _sent(data: bytes, device: str, shape: tuple[int, ...]) -> Signs:
+    return Signs(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), shape)
+
+
+def order_of(form: PackedForm) -> Order:
+    """What the order of the bits depends on."""
+    return form.outputs, form.products, form.groups, form.binary, form.taps
+
+
+def rows_from(bits: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
+    """Rows of bits, one per output: positions of a window first, then channels.
+
+    With binary inputs, the channels of each position begin with a new byte.
+    """
+    _, products, _, binary, taps = order
+    if taps == 1 and products % 8 == 0:
+        return bits.reshape(shape[0], products // 8)
+    signs = np.unpackbits(bits.numpy(), bitorder="little")[: math.prod(shape)]
+    moved = signs.reshape(shape[0], products // taps, taps).transpose(0, 2, 1)
+    if not binary:
+        moved = moved.reshape(shape[0], products)
+    packed = np.packbits(moved, axis=-1, bitorder="little")
+    return torch.from_numpy(packed.reshape(shape[0], -1))
+
+
+def stream_of(rows: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
+    """The reverse of :func:`rows_from`."""
+    _, products, _, binary, taps = order
+    if taps == 1 and products % 8 == 0:
+        return rows.reshape(-1)
+    channels = products // taps
+    groups = rows.numpy().reshape(shape[0], taps if binary else 1, -1)
+    signs = np.unpackbits(groups, axis=-1, bitorder="little")
+    signs = signs[..., :channels] if binary else signs[..., :products]
+    moved = signs.reshape(shape[0], taps, channels).transpose(0, 2, 1)
+    return torch.from_numpy(np.packbits(moved.reshape(-1), bitorder="little"))
+
+
+def rows_of(laid: Tensor, order: Order, by: Any) -> Tensor:
+    """The reverse of :func:`proxbit.engine.forms.lay_out`."""
+    outputs, products, groups, binary, taps = order
+    form = PackedForm(outputs, products, groups, binary, taps=taps)
+    rows = torch.empty(groups, outputs * form.row_bytes, dtype=torch.uint8)
+    rows[:] = laid[:, _places(form._replace(groups=1), by)]
+    rows = rows.reshape(groups * outputs, form.row_bytes)
+    assert torch.equal(lay_out(rows, form, by), laid), "the order of a kernel does not move whole bytes"
+    return rows
+
+
+@lru_cache(maxsize=8)
+def _places(form: PackedForm, by: Any) -> Tensor:
+    """Where the kernels put each byte of the rows of one group: they are asked, digit by digit."""
+    count = form.outputs * form.row_bytes
+    found = torch.zeros(panel_bytes(form, by), dtype=torch.int64)
+    for digit in range(0, count.bit_length(), 8):
+        numbers = (torch.arange(1, count + 1) >> digit & 255).to(torch.uint8)
+        found += lay_out(numbers.reshape(form.outputs, -1), form, by)[0].long() << digit
+    places = torch.zeros(count + 1, dtype=torch.int64)
+    places[found] = torch.arange(len(found))  # 0 stands for what fills up
+    return places[1:]
