@@ -77,24 +77,34 @@ class PackedForm(NamedTuple):
         return not self.binary or 8 * self.row_bytes <= MOST_PRODUCTS
 
 
-def lay_out(rows: Tensor, form: PackedForm, by: Any = None) -> Tensor:
-    """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them.
-
-    The kernels are those of the library ``by``, or of the one in use.
-    """
-    lib = kernels.library() if by is None else by
+def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
+    """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them."""
+    lib = kernels.library()
     make = lib.pb_make_panels if form.binary else lib.pb_make_weights
-    laid = torch.empty(form.groups, panel_bytes(form, lib), dtype=torch.uint8)
-    length = form.row_bytes if form.binary else form.products
+    laid = torch.empty(form.groups, _panel_bytes(form), dtype=torch.uint8)
     for group, out in zip(rows.chunk(form.groups), laid, strict=True):
         own = group.contiguous()
-        kernels.check(make(own.data_ptr(), form.outputs, length, out.data_ptr()))
+        kernels.check(make(own.data_ptr(), form.outputs, _length(form), out.data_ptr()))
     return laid
 
 
-def panel_bytes(form: PackedForm, by: Any = None) -> int:
+def read_out(laid: Tensor, form: PackedForm, lib: Any) -> Tensor:
+    """The reverse of :func:`lay_out`, by the library that laid them out."""
+    read = lib.pb_read_panels if form.binary else lib.pb_read_weights
+    rows = torch.empty(form.groups, form.outputs, form.row_bytes, dtype=torch.uint8)
+    for group, out in zip(laid, rows, strict=True):
+        kernels.check(read(group.data_ptr(), form.outputs, _length(form), out.data_ptr()))
+    return rows.flatten(0, 1)
+
+
+def _length(form: PackedForm) -> int:
+    """Of a row: bytes with binary inputs, bits with float ones."""
+    return form.row_bytes if form.binary else form.products
+
+
+def _panel_bytes(form: PackedForm) -> int:
     """Bytes of one group's weights as the kernels read them."""
-    lib = kernels.library() if by is None else by
+    lib = kernels.library()
     if form.binary:
         return int(lib.pb_panel_bytes(form.outputs, form.row_bytes))
     return int(lib.pb_weight_bytes(form.outputs, form.products))
@@ -111,7 +121,7 @@ def _require_lengths(
     width, channels = form.outputs * form.groups, form.products // form.taps * form.groups
     lengths = {"scales": (scale, width), "biases": (bias, width), "thresholds": (shift, channels)}
     lengths |= {f"bounds {i}": (each, width) for i, each in enumerate(bounds)}
-    lengths["panels"] = (laid, form.groups * panel_bytes(form))
+    lengths["panels"] = (laid, form.groups * _panel_bytes(form))
     for what, (tensor, length) in lengths.items():
         if tensor is not None and tensor.numel() != length:
             raise ValueError(f"this layer has {length} {what}, not {tensor.numel()}")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit.engine.forms import PackedForm, lay_out, panel_bytes
+from proxbit.engine.forms import PackedForm, lay_out, read_out
 from proxbit.kernels import inference as kernels
 
 Order: TypeAlias = tuple[int, int, int, bool, int]
@@ -43,7 +42,7 @@ class Signs:
             return held if held is not None else lent  # type: ignore[return-value]
         order, laid = next(iter(self._laid.items()))
         with torch.inference_mode(False):
-            bits = stream_of(rows_of(laid, order, self._by), self.shape, order)
+            bits = stream_of(read_out(laid, form_of(order), self._by), self.shape, order)
         self._lent = weakref.ref(bits)
         return bits
 
@@ -84,6 +83,12 @@ def order_of(form: PackedForm) -> Order:
     return form.outputs, form.products, form.groups, form.binary, form.taps
 
 
+def form_of(order: Order) -> PackedForm:
+    """A form with this order of bits."""
+    outputs, products, groups, binary, taps = order
+    return PackedForm(outputs, products, groups, binary, taps=taps)
+
+
 def rows_from(bits: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
     """Rows of bits, one per output: positions of a window first, then channels.
 
@@ -111,27 +116,3 @@ def stream_of(rows: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
     signs = signs[..., :channels] if binary else signs[..., :products]
     moved = signs.reshape(shape[0], taps, channels).transpose(0, 2, 1)
     return torch.from_numpy(np.packbits(moved.reshape(-1), bitorder="little"))
-
-
-def rows_of(laid: Tensor, order: Order, by: Any) -> Tensor:
-    """The reverse of :func:`proxbit.engine.forms.lay_out`."""
-    outputs, products, groups, binary, taps = order
-    form = PackedForm(outputs, products, groups, binary, taps=taps)
-    rows = torch.empty(groups, outputs * form.row_bytes, dtype=torch.uint8)
-    rows[:] = laid[:, _places(form._replace(groups=1), by)]
-    rows = rows.reshape(groups * outputs, form.row_bytes)
-    assert torch.equal(lay_out(rows, form, by), laid), "the order of a kernel does not move whole bytes"
-    return rows
-
-
-@lru_cache(maxsize=8)
-def _places(form: PackedForm, by: Any) -> Tensor:
-    """Where the kernels put each byte of the rows of one group: they are asked, digit by digit."""
-    count = form.outputs * form.row_bytes
-    found = torch.zeros(panel_bytes(form, by), dtype=torch.int64)
-    for digit in range(0, count.bit_length(), 8):
-        numbers = (torch.arange(1, count + 1) >> digit & 255).to(torch.uint8)
-        found += lay_out(numbers.reshape(form.outputs, -1), form, by)[0].long() << digit
-    places = torch.zeros(count + 1, dtype=torch.int64)
-    places[found] = torch.arange(len(found))  # 0 stands for what fills up
-    return places[1:]
