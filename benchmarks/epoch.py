@@ -21,12 +21,13 @@ from torch import Generator
 from torch.nn import functional
 
 import proxbit as pb
-from proxbit.data import crop_and_flip, fashion_mnist, normalize
+from proxbit.data import fashion_mnist, normalize
+from proxbit.data.pixels import shifted
 from proxbit.models import build
 from proxbit.train.config import Config
 from proxbit.train.fitting import open_run
 
-PACKAGES = ("proxbit", "torch", "accelerate")
+PACKAGES = ("proxbit", "torch")
 NEW_SECTION = """## The training loop
 
 `proxbit train` against a bare PyTorch loop: the same binary network on the same images, steps in
@@ -48,7 +49,9 @@ def bare_steps(model_name: str, batch: int, steps: int):
     model.train()
     while True:
         for rows in torch.randperm(len(images.y_train), generator=generator).split(batch):
-            x = crop_and_flip(images.x_train[rows], generator)
+            down, right = torch.randint(5, (2, len(rows)), generator=generator)
+            mirror = torch.rand(len(rows), generator=generator) < 0.5
+            x = shifted(images.x_train[rows], down, right, mirror, pad=2)
             x = normalize(x, images.mean, images.std).contiguous(memory_format=torch.channels_last)
             loss = functional.cross_entropy(model(x), images.y_train[rows])
             optimizer.zero_grad()

@@ -31,7 +31,7 @@ EXTRAS = {
     "models": {"safetensors", "timm"},
     "packfile": {"safetensors"},
     "theory": {"matplotlib"},
-    "train": {"accelerate", "matplotlib", "rich", "safetensors"},
+    "train": {"matplotlib", "rich", "safetensors"},
     "util": {"matplotlib"},
 }
 

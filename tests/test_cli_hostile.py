@@ -18,7 +18,7 @@ import proxbit as pb
 from proxbit.cli.root import app
 from proxbit.data.image_folder import read_picture
 from proxbit.deploy.image_inputs import InputForm, read_image
-from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.grid_progress import line_of
 from proxbit.experiments.reproduce.results import FILE
 from proxbit.experiments.reproduce.running import Event
@@ -109,7 +109,7 @@ def test_results_do_not_reach_the_terminal_as_commands(tmp_path):
     (tmp_path / FILE).write_text(json.dumps(values | strange) + "\n")
     for form in ("markdown", "csv", "html"):
         assert "evil" in said("report", tmp_path, "--format", form)
-    cell = plan(Wish("cnn", "smoke"))[0]
+    cell = plan(CellQuery("cnn", "smoke"))[0]
     shown = visible(line_of(Event(cell, "broken", note=ESCAPES)))
     assert "\x1b" not in shown
 

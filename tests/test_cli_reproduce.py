@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from proxbit.cli.root import app
 from proxbit.experiments.reproduce.configs import Options
-from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.grid_progress import GridProgress, inside
 from proxbit.experiments.reproduce.grids import GRIDS
 from proxbit.experiments.reproduce.results import FILE, KINDS, ResultLine, read_results
@@ -135,7 +135,7 @@ def test_ctrl_c_says_how_to_continue(place, tmp_path):
 
 
 def board(**console) -> GridProgress:
-    cells = plan(Wish("cnn", rows=("cifar10",), methods=("FP", "BC"), seeds=(0, 1)))
+    cells = plan(CellQuery("cnn", rows=("cifar10",), methods=("FP", "BC"), seeds=(0, 1)))
     return GridProgress(cells, Options(), Console(width=100, **console))
 
 

@@ -118,7 +118,7 @@ def test_an_interrupted_command_says_how_to_continue_and_does(place):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130 and "proxbit select --resume s" in errors
-    done = {t for t in Path("s/diary.jsonl").read_text().splitlines() if '{"trial"' in t}
+    done = {t for t in Path("s/log.jsonl").read_text().splitlines() if '{"trial"' in t}
     found = json.loads(invoke("--resume=s", "--json").stdout)
     assert {json.dumps({"trial": t}) for t in found["trials"]} >= done
     assert len(found["trials"]) == 6

@@ -107,7 +107,7 @@ def test_without_a_graph_roles_decide() -> None:
 
 
 def test_tracing_leaves_the_random_numbers_as_they_were() -> None:
-    class Draws(nn.Module):
+    class EpochRNG(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
@@ -115,7 +115,7 @@ def test_tracing_leaves_the_random_numbers_as_they_were() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(x) + torch.randn(3))
 
-    model = Draws()
+    model = EpochRNG()
     torch.manual_seed(0)
     expected = torch.rand(2)
     torch.manual_seed(0)

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from proxbit.data import ImageSet, batches, crop_and_flip, fashion_mnist, normalize
+from proxbit.data import ImageSet, Loader, fashion_mnist
+from proxbit.data.epoch_rng import EpochRNG
+from proxbit.data.pixels import shifted
 
 SHA256 = "bfc365533c7d4f53eef38323463b2d4d45166c59cfa8437f7124b34ad03d62d6"
 
@@ -59,32 +61,15 @@ def test_no_image_is_in_both_parts(images: ImageSet) -> None:
 
 
 def test_test_batches_are_the_normalized_original_in_order(images: ImageSet) -> None:
-    parts = list(images.test_batches(300))
+    parts = list(Loader(images, part="test", batch_size=300))
     x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-    assert [len(x) for x, _ in parts] == [300] * 6 + [200]
     assert torch.equal(y, images.y_test)
     torch.testing.assert_close(x, (images.x_test / 255 - 0.2864) / 0.3537)
-
-
-def test_train_batches_without_augment_are_the_shuffled_original(images: ImageSet) -> None:
-    order = torch.randperm(8000, generator=seeded(3))
-    x, y = next(images.train_batches(16, seeded(3), augment=False))
-    assert torch.equal(y, images.y_train[order[:16]])
-    assert torch.equal(x, normalize(images.x_train[order[:16]], images.mean, images.std))
 
 
 def numbered(n: int, channels: int = 2) -> tuple[Tensor, Tensor]:
     x = torch.randint(1, 256, (n, channels, 5, 4), generator=seeded(n)).to(torch.uint8)
     return x, torch.arange(n)
-
-
-@given(seed=st.integers(0, 2**31), size=st.integers(1, 8))
-def test_the_same_seed_gives_the_same_batches(seed: int, size: int) -> None:
-    one, two = (list(batches(*numbered(7), size, seeded(seed), augment=True)) for _ in "ab")
-    assert all(
-        torch.equal(a, b) and torch.equal(c, d) for (a, c), (b, d) in zip(one, two, strict=True)
-    )
-    assert sorted(torch.cat([y for _, y in one]).tolist()) == list(range(7))
 
 
 def views(image: Tensor, pad: int) -> list[Tensor]:
@@ -102,18 +87,14 @@ def test_augmented_images_are_crops_of_the_padded_image_or_their_mirrors(
     seed: int, pad: int
 ) -> None:
     x, _ = numbered(4)
-    moved = crop_and_flip(x, seeded(seed), pad)
+    rng = EpochRNG(seed, 0, 4)
+    moved = shifted(x, *rng.shifts(pad), rng.mirrors(), pad)
     assert moved.shape == x.shape and moved.dtype == x.dtype
     for before, after in zip(x, moved, strict=True):
         assert any(torch.equal(after, view) for view in views(before, pad))
 
 
 def test_all_crops_and_both_mirrors_occur() -> None:
-    x, _ = numbered(1)
-    moved = crop_and_flip(x.expand(2000, -1, -1, -1), seeded(0), pad=2)
+    x, rng = numbered(1)[0], EpochRNG(0, 0, 2000)
+    moved = shifted(x.expand(2000, -1, -1, -1), *rng.shifts(2), rng.mirrors(), 2)
     assert len({image.numpy().tobytes() for image in moved}) == 50
-
-
-def test_augment_without_a_generator_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot augment without a generator"):
-        next(batches(*numbered(2), 2, augment=True))

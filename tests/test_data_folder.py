@@ -68,9 +68,9 @@ def test_folders_below_a_class_count_too(root: Path) -> None:
     assert data.classes == ("cat", "dog", "emu") and data.count("train") == 13
 
 
-def test_hold_back_moves_files(root: Path) -> None:
+def test_a_val_split_moves_files(root: Path) -> None:
     data = open_data(f"folder:{root}")
-    split = data.hold_back(0.25, seed=3)
+    split = data.with_val_split(0.25, seed=3)
     parts = [set(split.files(part).paths.tolist()) for part in ("train", "validation")]
     assert parts[0] | parts[1] == set(data.files("train").paths.tolist())
     assert not parts[0] & parts[1]
@@ -80,7 +80,7 @@ def test_hold_back_moves_files(root: Path) -> None:
             assert Path(path).parent.name == split.classes[label]
     assert len(next(Loader(split, part="validation", image_size=8).epoch(0))[1]) == 3
     with pytest.raises(ValueError, match="has a validation part already"):
-        split.hold_back(0.5)
+        split.with_val_split(0.5)
 
 
 def middle(image: Any, size: int) -> np.ndarray:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from proxbit.data import RECIPES, ImageSet, Loader, Recipe
-from proxbit.data.draws import Draws, seeded
-from proxbit.data.sharing import Sharing
+from proxbit.data.epoch_rng import EpochRNG, seeded
+from proxbit.data.sharded_batches import ShardedBatches
 from proxbit.util.compat import allow_torchvision
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -112,9 +112,9 @@ def test_shares_are_as_equal_as_can_be_and_never_empty(
 ) -> None:
     world = min(world, count)
     batch = batch * world if train else batch
-    ranks = [Sharing(count, batch, rank, world, train) for rank in range(world)]
+    ranks = [ShardedBatches(count, batch, rank, world, train) for rank in range(world)]
     sizes = [
-        [one.share(step).stop - one.share(step).start for one in ranks]
+        [one.rows(step).stop - one.rows(step).start for one in ranks]
         for step in range(ranks[0].steps)
     ]
     assert all(min(step) > 0 and max(step) - min(step) <= 1 for step in sizes)
@@ -166,7 +166,7 @@ def test_every_image_is_the_window_that_was_drawn_for_its_place(
 ) -> None:
     data = replace(an_image_set(7, channels=channels), mean=(0.0,), std=(1 / 255,))
     loader = Loader(data, batch_size=3, seed=seed, recipe=recipe)
-    draws, pad = Draws(seed, epoch, 7), recipe.padding(8)
+    draws, pad = EpochRNG(seed, epoch, 7), recipe.padding(8)
     order, (down, right), mirror = draws.order(), draws.shifts(pad), draws.mirrors()
     x, y = joined(loader.epoch(epoch))
     assert y.tolist() == order[:6].tolist()
@@ -177,7 +177,7 @@ def test_every_image_is_the_window_that_was_drawn_for_its_place(
 
 
 def test_all_windows_and_both_mirrors_are_drawn_about_equally_often() -> None:
-    draws, places = Draws(1, 2, 5000), torch.arange(5000)
+    draws, places = EpochRNG(1, 2, 5000), torch.arange(5000)
     down, right = draws.shifts(2)
     kinds = (down * 5 + right) * 2 + draws.mirrors()
     counts = kinds.bincount(minlength=50)
@@ -187,7 +187,7 @@ def test_all_windows_and_both_mirrors_are_drawn_about_equally_often() -> None:
 
 
 def test_a_validation_part_is_neither_shuffled_nor_augmented() -> None:
-    data = replace(an_image_set(30), y_train=torch.arange(30) % 3).hold_back(0.3, seed=1)
+    data = replace(an_image_set(30), y_train=torch.arange(30) % 3).with_val_split(0.3, seed=1)
     x, y = joined(Loader(data, part="validation", batch_size=4, seed=9).epoch(5))
     assert torch.equal(y, data.labels("validation"))
     for image, original in zip(x, data.images("validation"), strict=True):

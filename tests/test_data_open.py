@@ -158,11 +158,11 @@ def test_an_npz_cut_anywhere_is_refused(tmp_path: Path, cut: float) -> None:
 
 
 @given(share=st.floats(0.15, 0.99), seed=st.integers(0, 2**40))
-def test_hold_back_splits_every_class_by_the_same_share(share: float, seed: int) -> None:
+def test_a_val_split_splits_every_class_by_the_same_share(share: float, seed: int) -> None:
     labels = torch.tensor([0] * 10 + [1] * 20 + [2] * 5)[torch.randperm(35)]
     pixels = torch.arange(35, dtype=torch.uint8).view(-1, 1, 1, 1)  # each image names its row
     data = ImageSet("rows", pixels, labels, pixels, labels, ("a", "b", "c"), (0.5,), (0.5,))
-    split = data.hold_back(share, seed)
+    split = data.with_val_split(share, seed)
     kept, held = (split.images(part).flatten().tolist() for part in ("train", "validation"))
     assert kept == sorted(kept) and held == sorted(held)
     assert sorted(kept + held) == list(range(35))
@@ -172,7 +172,7 @@ def test_hold_back_splits_every_class_by_the_same_share(share: float, seed: int)
     assert torch.equal(split.labels("train"), labels[kept])
     assert torch.equal(split.labels("validation"), labels[held])
     assert torch.equal(split.images("test"), pixels)
-    assert data.hold_back(share, seed).images("validation").flatten().tolist() == held
+    assert data.with_val_split(share, seed).images("validation").flatten().tolist() == held
 
 
 def test_a_class_always_keeps_an_image() -> None:
@@ -182,23 +182,25 @@ def test_a_class_always_keeps_an_image() -> None:
 
 def test_another_seed_holds_back_other_images() -> None:
     data = open_data("fashion")
-    one, two = (data.hold_back(0.1, seed).images("validation") for seed in (0, 1))
+    one, two = (data.with_val_split(0.1, seed).images("validation") for seed in (0, 1))
     assert len(one) == len(two) == 800
     assert not torch.equal(one, two)
 
 
 def test_a_part_that_does_not_exist_is_explained() -> None:
     data = open_data("fashion")
-    with pytest.raises(ValueError, match=r"no validation part: make one with data.hold_back\(0.1"):
+    with pytest.raises(
+        ValueError, match=r"no validation part: make one with data.with_val_split\(0.1"
+    ):
         data.count("validation")
     with pytest.raises(ValueError, match="unknown part 'tests': did you mean 'test'"):
         data.labels("tests")
     with pytest.raises(ValueError, match="has a validation part already"):
-        data.hold_back(0.1).hold_back(0.1)
+        data.with_val_split(0.1).with_val_split(0.1)
     with pytest.raises(ValueError, match=r"a share of 1.5: choose one between 0 and 1"):
-        data.hold_back(1.5)
+        data.with_val_split(1.5)
     with pytest.raises(ValueError, match="holds back no image of any class"):
-        data.hold_back(0.0001)
+        data.with_val_split(0.0001)
 
 
 def test_images_in_memory_need_no_optional_package() -> None:

@@ -19,7 +19,7 @@ from proxbit.experiments.reproduce.configs import (
     parse_given,
 )
 from proxbit.experiments.reproduce.estimates import duration, seconds_of
-from proxbit.experiments.reproduce.grid_planning import Wish, overview, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, overview, plan
 from proxbit.experiments.reproduce.grids import GRIDS, Cell, find_grid, find_rows
 from proxbit.experiments.reproduce.paper import PROTOCOLS
 from proxbit.experiments.reproduce.run_sizes import SCALES
@@ -38,7 +38,7 @@ scales = st.sampled_from(list(SCALES))
 
 def one(grid, scale="smoke", **axes):
     """The first cell of a grid with these axes."""
-    return next(c for c in plan(Wish(grid, scale)) if axes.items() <= c.axes.items())
+    return next(c for c in plan(CellQuery(grid, scale)) if axes.items() <= c.axes.items())
 
 
 # Names and cells
@@ -46,20 +46,20 @@ def one(grid, scale="smoke", **axes):
 
 @given(grid=grids, scale=scales)
 def test_no_two_cells_share_a_name_or_a_key(grid, scale):
-    cells = plan(Wish(grid, scale, seeds=(0, 1)))
+    cells = plan(CellQuery(grid, scale, seeds=(0, 1)))
     assert len({cell.name for cell in cells}) == len(set(cells)) == len(cells)
     assert all("/" not in cell.name and " " not in cell.name for cell in cells)
 
 
 @given(grid=grids, scale=scales)
 def test_seeds_multiply_cells_and_change_nothing_else(grid, scale):
-    single, double = (plan(Wish(grid, scale, seeds=seeds)) for seeds in ((0,), (0, 7)))
+    single, double = (plan(CellQuery(grid, scale, seeds=seeds)) for seeds in ((0,), (0, 7)))
     assert {cell for cell in double if cell.seed == 0} == set(single)
     assert {replace(cell, seed=0) for cell in double if cell.seed == 7} == set(single)
 
 
 def test_the_paper_has_so_many_cells():
-    counts = {name: len(plan(Wish(name, "paper", seeds=(0,)))) for name in GRIDS}
+    counts = {name: len(plan(CellQuery(name, "paper", seeds=(0,)))) for name in GRIDS}
     assert counts == {
         "cnn": 80, "vit-weights": 96, "vit-tasks": 64, "additional": 48 + 8, "ptb": 12,
         "ablation": 10, "blocks": (1 + 14) + (1 + 11), "bivit": 2,
@@ -68,7 +68,7 @@ def test_the_paper_has_so_many_cells():
 
 
 def test_wishes_choose_rows_by_glob_and_axes_by_name():
-    cells = plan(Wish("cnn", "small", ("cifar*",), ("ft",), ("BWA",), ("bnn++", "FP")))
+    cells = plan(CellQuery("cnn", "small", ("cifar*",), ("ft",), ("BWA",), ("bnn++", "FP")))
     assert [(c.axes["pipeline"], c.axes["task"], c.axes["method"]) for c in cells] == [
         ("FT", "BWA", "FP"), ("FT", "BWA", "BNN++")
     ]  # fmt: skip
@@ -76,23 +76,26 @@ def test_wishes_choose_rows_by_glob_and_axes_by_name():
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("query", "words"),
     [
-        (Wish("cnns"), "unknown grid 'cnns': did you mean 'cnn'"),
-        (Wish("cnn", "medium"), "unknown scale 'medium'"),
-        (Wish("cnn", rows=("cifar100",)), "unknown row of cnn 'cifar100': did you mean 'cifar10'"),
+        (CellQuery("cnns"), "unknown grid 'cnns': did you mean 'cnn'"),
+        (CellQuery("cnn", "medium"), "unknown scale 'medium'"),
         (
-            Wish("ptb", "small", rows=("vit-b-cifar10",)),
+            CellQuery("cnn", rows=("cifar100",)),
+            "unknown row of cnn 'cifar100': did you mean 'cifar10'",
+        ),
+        (
+            CellQuery("ptb", "small", rows=("vit-b-cifar10",)),
             "row 'vit-b-cifar10' of ptb has no stand-in at scale small",
         ),
-        (Wish("cnn", methods=("bnn+++",)), "unknown method 'bnn+++'"),
-        (Wish("ptb", tasks=("BWA",)), "unknown task 'bwa'"),
-        (Wish("cnn", pipelines=("E2E",), tasks=("BWAA",)), "unknown task 'bwaa'"),
+        (CellQuery("cnn", methods=("bnn+++",)), "unknown method 'bnn+++'"),
+        (CellQuery("ptb", tasks=("BWA",)), "unknown task 'bwa'"),
+        (CellQuery("cnn", pipelines=("E2E",), tasks=("BWAA",)), "unknown task 'bwaa'"),
     ],
 )
-def test_what_does_not_exist_is_named_with_what_does(wish, words):
+def test_what_does_not_exist_is_named_with_what_does(query, words):
     with pytest.raises(ValueError, match="^" + words.replace("+", r"\+")):
-        plan(wish)
+        plan(query)
 
 
 def test_a_glob_finds_rows_in_their_order():
@@ -106,7 +109,7 @@ def test_a_glob_finds_rows_in_their_order():
 
 @given(grid=grids, scale=scales)
 def test_every_cell_has_a_configuration_of_its_own_but_a_float_network_has_no_task(grid, scale):
-    cells = plan(Wish(grid, scale, seeds=(3,)))
+    cells = plan(CellQuery(grid, scale, seeds=(3,)))
     for row in {cell.row for cell in cells}:
         own = [cell for cell in cells if cell.row == row]
         runs = {cell.key if cell.axes["method"] != "FP" else cell.axes["pipeline"] for cell in own}
@@ -115,7 +118,7 @@ def test_every_cell_has_a_configuration_of_its_own_but_a_float_network_has_no_ta
 
 @given(grid=grids, scale=scales)
 def test_a_configuration_says_what_its_key_says(grid, scale):
-    for cell in plan(Wish(grid, scale, seeds=(3,))):
+    for cell in plan(CellQuery(grid, scale, seeds=(3,))):
         config, axes = config_of(cell, GIVEN, "out"), cell.axes
         task = "BW" if axes["method"] == "FP" else axes["task"]
         assert (config.method, config.task) == (axes["method"].lower(), task)
@@ -134,7 +137,7 @@ def test_the_paper_scale_has_the_papers_epochs_models_and_settings():
 
 def test_registers_of_several_widths_are_tried_and_eight_bits_are_the_cell_of_another_grid():
     for scale in SCALES:
-        cells = plan(Wish("accumulators", scale, ("cifar10",), ("FT",), methods=("BC",)))
+        cells = plan(CellQuery("accumulators", scale, ("cifar10",), ("FT",), methods=("BC",)))
         assert [config_of(cell, GIVEN, "").bits for cell in cells] == [4, 5, 6, 7, 8, 16]
     eight = next(cell for cell in cells if cell.axes["bits"] == "8 bits")
     same = one("cnn", "paper", task="BWAA", method="BC", dataset="CIFAR-10")
@@ -182,7 +185,7 @@ def test_missing_data_and_weights_say_what_to_provide():
 
 
 def test_smoke_needs_nothing_and_starts_from_one_float_network_for_all_seeds(tmp_path):
-    cells = [c for c in plan(Wish("cnn", seeds=(0, 1))) if c.row == "cifar10"]
+    cells = [c for c in plan(CellQuery("cnn", seeds=(0, 1))) if c.row == "cifar10"]
     tuned = [cell for cell in cells if cell.axes["pipeline"] == "FT"]
     assert all(needs_float(cell, Options()) for cell in tuned)
     assert not any(needs_float(cell, Options()) for cell in cells if cell not in tuned)
@@ -239,7 +242,9 @@ def test_blocks_part_the_layers_of_a_model(model):
 def test_every_stand_in_can_be_binarized_on_the_embedded_images(paper):
     grid = next(g for g in GRIDS.values() if any(row.model == paper for row in g.at("smoke")))
     cell = next(
-        c for c in plan(Wish(grid.name)) if c.axes["model"] == paper and c.axes["method"] == "BNN++"
+        c
+        for c in plan(CellQuery(grid.name))
+        if c.axes["model"] == paper and c.axes["method"] == "BNN++"
     )
     config = replace(config_of(cell, Options(), ""), weights=None, distill=False, pretrain=0)
     job = prepare(config)

@@ -11,7 +11,7 @@ from proxbit.core.methods import METHODS, PAPER
 from proxbit.core.schedules import Linear
 from proxbit.experiments.reproduce.blocks import skeleton
 from proxbit.experiments.reproduce.configs import Options, config_of, is_imagenet
-from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.grids import GRIDS
 from proxbit.experiments.reproduce.paper import PROTOCOLS
 from proxbit.experiments.reproduce.run_sizes import SCALES
@@ -36,7 +36,7 @@ BINARY = {"task", "relu", "distill", "attention_norm", "pretrain", "teacher", "b
 def test_at_paper_scale_the_methods_of_a_row_are_trained_alike(grid, options):
     """The paper: "We apply the same training hyperparameters ... across all models"."""
     places: dict[object, list[tuple[str, dict[str, object]]]] = {}
-    for cell in plan(Wish(grid, "paper", seeds=(0,))):
+    for cell in plan(CellQuery(grid, "paper", seeds=(0,))):
         config = config_of(cell, options, "out")
         trained = asdict(resolve(config, skeleton(config.model)))
         key = tuple(pair for pair in cell.key if pair[0] != "method")
@@ -52,7 +52,7 @@ def test_at_paper_scale_the_methods_of_a_row_are_trained_alike(grid, options):
 
 @given(grid=grids, options=st.sampled_from([GIVEN, TIMM]))
 def test_at_paper_scale_no_signs_are_frozen_or_seen_early(grid, options):
-    for cell in plan(Wish(grid, "paper", seeds=(0,))):
+    for cell in plan(CellQuery(grid, "paper", seeds=(0,))):
         config = config_of(cell, options, "out")
         assert (config.settings, config.frozen, config.sharp) == ("paper", 0.0, 0.0)
         gently = cell.axes["method"] == "FP" and cell.axes["pipeline"] == "FT"
@@ -101,7 +101,7 @@ FILES = {
 def test_fine_tuning_starts_from_the_files_that_the_paper_names(model, dataset):
     import timm
 
-    for cell in plan(Wish("vit-weights", "paper")):
+    for cell in plan(CellQuery("vit-weights", "paper")):
         if (cell.axes["model"], cell.axes["dataset"]) != (model, dataset):
             continue
         config = config_of(cell, TIMM, "")
@@ -120,7 +120,7 @@ def test_who_teaches_at_paper_scale(grid):
     """Weights that know the classes of ImageNet; on other rows, whom the user gives."""
     knowing = {"Swin-T", "NesT-T"}
     taught = replace(TIMM, teacher=(("*", "t.safetensors"),))
-    for cell in plan(Wish(grid, "paper", seeds=(0,))):
+    for cell in plan(CellQuery(grid, "paper", seeds=(0,))):
         axes = cell.axes
         model = skeleton(config_of(cell, TIMM, "").model)
         alone, by_other = (
@@ -146,7 +146,7 @@ def test_who_teaches_at_paper_scale(grid):
     ],
 )  # fmt: skip
 def test_seeds_are_as_many_as_the_captions_say(grid, row, pipeline, seeds):
-    cells = plan(Wish(grid, "paper", (row,), (pipeline,)))
+    cells = plan(CellQuery(grid, "paper", (row,), (pipeline,)))
     assert {cell.seed for cell in cells} == set(range(seeds))
-    assert {cell.seed for cell in plan(Wish(grid, "paper", (row,), seeds=(3,)))} == {3}
-    assert {cell.seed for cell in plan(Wish(grid, "smoke"))} == {0}
+    assert {cell.seed for cell in plan(CellQuery(grid, "paper", (row,), seeds=(3,)))} == {3}
+    assert {cell.seed for cell in plan(CellQuery(grid, "smoke"))} == {0}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from proxbit.experiments.reproduce.configs import Missing, Options
-from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.grids import MORE
 from proxbit.experiments.reproduce.measuring import packed_figures, verdict_of
 from proxbit.experiments.reproduce.process import wait_for
@@ -67,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cells(*methods: str, seeds: tuple[int, ...] = (0,)):
-    return plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW",), methods, seeds))
+    return plan(CellQuery("cnn", "small", ("cifar10",), ("E2E",), ("BW",), methods, seeds))
 
 
 def options(place: Path, net: str = "net", **more) -> Options:
@@ -105,8 +105,10 @@ def test_a_cell_runs_once_and_its_line_says_everything(place, tmp_path):
 
 
 def test_a_cell_that_another_grid_ran_is_not_run_again(place, tmp_path):
-    ran = plan(Wish("cnn", "small", ("cifar10",), ("FT",), ("BW",), ("BNN++",)))
-    same = plan(Wish("additional", "small", ("resnet20-cifar10",), ("FT",), ("BW",), ("BNN++",)))
+    ran = plan(CellQuery("cnn", "small", ("cifar10",), ("FT",), ("BW",), ("BNN++",)))
+    same = plan(
+        CellQuery("additional", "small", ("resnet20-cifar10",), ("FT",), ("BW",), ("BNN++",))
+    )
     asked = options(place, epochs=1, float_epochs=1)
     assert states(run_grid(ran, asked, tmp_path)) == ["done"]
     assert states(run_grid(same, asked, tmp_path)) == ["skipped"]
@@ -115,14 +117,14 @@ def test_a_cell_that_another_grid_ran_is_not_run_again(place, tmp_path):
     assert second.cell == same[0] and not run_folder(same[0], tmp_path).exists()
     assert states(run_grid(same, asked, tmp_path)) == ["skipped"]
     assert read_results(tmp_path) == [first, second]
-    (tmp_path / FILE).write_text(first.to_json() + "\n")
+    (tmp_path / FILE).write_text(json.dumps(first.to_dict()) + "\n")
     assert to_do(same, replace(asked, epochs=2), tmp_path) == same  # another run: not the same
-    left = to_do(plan(Wish("additional", "small", ("resnet20-cifar10",))), asked, tmp_path)
+    left = to_do(plan(CellQuery("additional", "small", ("resnet20-cifar10",))), asked, tmp_path)
     assert [cell.axes["method"] for cell in left] == list(MORE[:-1]) and MORE[-1] == "BNN++"
 
 
 def test_one_float_network_serves_every_task(place, tmp_path):
-    wanted = plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW", "BWA"), ("FP",)))
+    wanted = plan(CellQuery("cnn", "small", ("cifar10",), ("E2E",), ("BW", "BWA"), ("FP",)))
     asked = options(place, epochs=1)
     assert states(run_grid(wanted, asked, tmp_path)) == ["done", "skipped"]
     first, second = read_results(tmp_path)
@@ -165,7 +167,7 @@ def test_a_cell_that_dies_is_tried_again_and_one_that_dies_twice_is_reported(pla
 
 
 def test_missing_data_stops_its_own_cells_only(place, tmp_path):
-    both = cells("FP") + plan(Wish("cnn", "small", ("imagenet",), ("E2E",), ("BW",), ("FP",)))
+    both = cells("FP") + plan(CellQuery("cnn", "small", ("imagenet",), ("E2E",), ("BW",), ("FP",)))
     asked = replace(options(place), data=(("cifar10", f"npz:{place}/no.npz"),))
     events = run_grid(both, asked, tmp_path)
     assert states(events) == ["refused", "refused"]
@@ -187,11 +189,11 @@ def test_a_folder_in_use_is_left_alone(place, tmp_path):
 DRIVER = """
 import sys
 from proxbit.experiments.reproduce.configs import Options
-from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.running import run_grid
 place, out = sys.argv[1:]
 options = Options(data=(("*", f"npz:{place}/i.npz"),), model=f"{place}/net.py:net", epochs=100_000)
-run_grid(plan(Wish("cnn", "small", ("cifar10",), ("E2E",), ("BW",), ("BC",))), options, out)
+run_grid(plan(CellQuery("cnn", "small", ("cifar10",), ("E2E",), ("BW",), ("BC",))), options, out)
 """
 
 

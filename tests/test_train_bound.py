@@ -252,7 +252,7 @@ def test_where_and_how_fast_may_change_and_is_told(run, config, runs, tmp_path):
     shutil.copy(config.data.removeprefix("npz:"), moved / "i.npz")
     edit(out, data=f"npz:{moved}/i.npz", data_root="elsewhere", workers=1)
     trainer = resume_run(out)
-    told = [note for note in trainer.job.notes if note.startswith("config.json now has")]
+    told = [note for note in trainer.prepared.notes if note.startswith("config.json now has")]
     assert [note.split()[3] for note in told] == ["data", "data_root", "workers"]
     assert len(list(trainer)) == 2
     assert_same_end(runs["done"], out)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from proxbit.models import build
 from proxbit.train.config import Config
-from proxbit.train.distributed import Team
+from proxbit.train.distributed import Distributed
 from proxbit.train.fitting import evaluate, load_network, open_run, resume_run
 from proxbit.train.records import read_records
 from proxbit.train.trainer import Trainer
@@ -286,8 +286,8 @@ def test_a_launcher_ends_when_a_process_is_killed(slow: Any, tmp_path: Path) -> 
     config, command = slow
     text = tmp_path / "text"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    values = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "NAP": "0.1"}
-    launcher = run([*torchrun, "-m", "proxbit", *command], text, **values, PIDS=str(tmp_path))
+    values = {"NAP": "0.1", "PIDS": str(tmp_path)}
+    launcher = run([*torchrun, "-m", "proxbit", *command, "--fsdp"], text, **values)
     try:
         wait_for(lambda: "   1/8 " in text.read_text(), launcher, text)
         os.kill(int((tmp_path / "0").read_text()), signal.SIGKILL)
@@ -304,40 +304,40 @@ def test_the_loss_scale_goes_through_a_checkpoint(folder: Path, tmp_path: Path) 
 
     def with_scaler(trainer: Trainer) -> Trainer:
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
-        trainer.team.accelerator.scaler = scaler
+        trainer.dist.scaler = scaler
         return trainer
 
     expected = finish(with_scaler(open_run(options(folder))))
     stopped = with_scaler(open_run(options(folder), tmp_path / "run"))
     interrupt(stopped, step=5, rank=0)
-    state = stopped.team.scaler_state()
+    state = stopped.dist.scaler_state()
     assert (state["scale"], state["_growth_tracker"]) == (128.0, 2)
 
-    team = Team(cpu=True)
+    team = Distributed(cpu=True)
     team.load_scaler(state)  # float32: nothing to load it into
     assert team.scaler_state() == {}
-    team.accelerator.scaler = torch.amp.GradScaler("cpu")
+    team.scaler = torch.amp.GradScaler("cpu")
     team.load_scaler(state)
     assert team.scaler_state() == state
 
-    before = Team.prepare
+    before = Distributed.wrap
 
-    def prepare(team: Team, model: nn.Module, optimizer: Any) -> Any:
-        team.accelerator.scaler = torch.amp.GradScaler("cpu")
-        return before(team, model, optimizer)
+    def wrap(team: Distributed, model: nn.Module) -> nn.Module:
+        team.scaler = torch.amp.GradScaler("cpu")
+        return before(team, model)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Team, "prepare", prepare)
+        patch.setattr(Distributed, "wrap", wrap)
         resumed = resume_run(tmp_path / "run")
-    assert resumed.team.scaler_state() == state
+    assert resumed.dist.scaler_state() == state
     assert_same_run(finish(resumed), expected)
 
 
 def test_processes_that_would_train_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    with pytest.raises(ValueError, match="started 3 processes, and this device lets 1"):
-        Team()
+    with pytest.raises(ValueError, match="started 3 processes on this machine, which has 0"):
+        Distributed()
 
 
 def test_what_cannot_be_trained_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,4 +346,4 @@ def test_what_cannot_be_trained_is_refused(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "1")
     with pytest.raises(ValueError, match="by FSDP2, not 1: pass --fsdp_version 2"):
-        Team(cpu=True)
+        Distributed(cpu=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from proxbit.core.methods import METHODS
 from proxbit.train import Config, Record, evaluate, fit, load_network, open_run
 from proxbit.train.divergence import Diverged
-from proxbit.train.lr_schedules import rate_at
+from proxbit.train.lr_schedules import lr_at
 from proxbit.train.records import read_records
 from proxbit.train.trainer import Trainer
 
@@ -273,7 +273,7 @@ def test_strength_and_rate_follow_their_formulas(place):
     decay=st.sampled_from(["cosine", "linear", "constant"]),
 )
 def test_the_rate_rises_and_then_falls(steps, warmup, decay):
-    rates = [rate_at(step, steps, warmup, decay) for step in range(steps + 1)]
+    rates = [lr_at(step, steps, warmup, decay) for step in range(steps + 1)]
     top = math.ceil(warmup * steps)
     assert all(0 <= rate <= 1 for rate in rates) and rates[0] > 0
     assert rates[: top + 1] == sorted(rates[: top + 1])
@@ -327,7 +327,7 @@ def test_the_average_is_what_its_formula_says(place):
     assert trainer.average is not None
     for name, value in mine.items():
         torch.testing.assert_close(trainer.average.values[name].double(), value)
-    hard = trainer.judge.replica.model.state_dict()["3.weight"]
+    hard = trainer.evaluator.replica.model.state_dict()["3.weight"]
     assert torch.equal(hard.sign(), mine["3.weight"].float().sign())  # it is what was measured
 
 

@@ -47,7 +47,7 @@ SEEDS, PATIENCE = range(20), 15.0  # on a busy machine seconds end before seeds 
 SERVER = """
 import gc, json, os, sys
 from proxbit.cli.root import app
-import accelerate, torch._dynamo, proxbit as pb, proxbit.train.display  # imported late otherwise
+import torch._dynamo, proxbit as pb, proxbit.train.display  # imported late otherwise
 
 pb.binarize(torch.nn.Linear(2, 2), only="*")  # so are kernels of shapes, at their first use
 

@@ -181,7 +181,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    "function", ["save_checkpoint", "append_record", "refuse_broken", "harden", "diagnose"]
+    "function", ["save_checkpoint", "append_line", "refuse_broken", "harden", "diagnose"]
 )
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_run_that_ends_anywhere_else_resumes_too(

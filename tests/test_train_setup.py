@@ -20,8 +20,8 @@ from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
 from proxbit.train.replica import quantizer_states
-from proxbit.train.settings import parse_strength, settled
-from proxbit.train.setup import Job, prepare, resolve
+from proxbit.train.settings import parse_strength, resolve_method
+from proxbit.train.setup import PreparedRun, prepare, resolve
 from proxbit.util.compat import allow_torchvision
 
 NETS = """
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def job(place: Path, net: str = "plain", **values: object) -> Job:
+def job(place: Path, net: str = "plain", **values: object) -> PreparedRun:
     model, data = f"{place}/nets.py:{net}", f"npz:{place}/images.npz"
     return prepare(Config(model=model, data=data, batch_size=8, cpu=True, **values))
 
@@ -99,7 +99,7 @@ def test_a_strength_that_is_none_is_repeated(place, text):
 @pytest.mark.parametrize("settings", ["default", "paper"])
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fp"])
 def test_a_methods_own_settings_written_out_are_the_method(name, settings):
-    config = settled(Config(method=name, task="BWA", settings=settings))
+    config = resolve_method(Config(method=name, task="BWA", settings=settings))
     own = methods.method(name, settings)
     again = methods.method(
         name, "paper" if settings == "default" else "default", rule=own.rule,
@@ -119,7 +119,7 @@ def test_what_was_asked_for_stays_and_a_run_keeps_what_was_not(place):
     config = job(place, task="BWA", **asked).config
     assert {name: getattr(config, name) for name in asked} == asked
     assert config.input_strength == "1:5"
-    assert settled(Config(method="fp")) == Config(method="fp", sharp=0.0, frozen=0.15)
+    assert resolve_method(Config(method="fp")) == Config(method="fp", sharp=0.0, frozen=0.15)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -7,7 +7,10 @@
 >>> handle = pb.attach(model, optimizer, steps=100)
 """
 
-from proxbit import nn, theory
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from proxbit import nn
 from proxbit._version import __version__
 from proxbit.binarization.attachment import attach
 from proxbit.binarization.conversion import (
@@ -46,11 +49,17 @@ from proxbit.core.scales import SCALES, Scale
 from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic
 from proxbit.core.tasks import Task
 from proxbit.engine import KernelWarning, load, pack, save, summary
-from proxbit.export.onnx import export_onnx
 from proxbit.nn import overflow_penalty
 from proxbit.nn.autograd import quantize
 from proxbit.nn.probing import probe
 from proxbit.util.notices import SettingsWarning
+
+if TYPE_CHECKING:
+    from proxbit import theory
+    from proxbit.export.onnx import export_onnx
+
+# Imported when they are first asked for: together they would take half as long as all the rest.
+_LATE = {"theory": "proxbit.theory", "export_onnx": "proxbit.export.onnx"}
 
 __all__ = [
     "METHODS",
@@ -114,3 +123,14 @@ __all__ = [
     "summary",
     "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'proxbit' has no attribute {name!r}")
+    module = import_module(_LATE[name])
+    return getattr(module, name, module)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})

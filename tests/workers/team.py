@@ -121,7 +121,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     for record in trainer:
         records.append(replace(record, seconds=0.0).to_dict())
         if record.best:
-            model = trainer.judge.replica.model
+            model = trainer.evaluator.replica.model
             best = {name: value.clone() for name, value in model.state_dict().items()}
     first = next(trainer.core.parameters())
     local = first.to_local() if hasattr(first, "to_local") else first
@@ -133,7 +133,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
 
 def interrupt(trainer: Trainer, step: int, rank: int) -> None:
     """Only one of the processes is asked to stop."""
-    trainer.stop = lambda: trainer.progress.step == step and trainer.team.rank == rank
+    trainer.stop = lambda: trainer.progress.step == step and trainer.dist.rank == rank
     try:
         list(trainer)
     except Interrupted:

@@ -60,5 +60,5 @@ def _resumed(run: Path, kept: Config) -> str:
     trainer.close()
     if trainer.config == kept:
         return "without effect"
-    told = any(note.startswith("config.json now has") for note in trainer.job.notes)
+    told = any(note.startswith("config.json now has") for note in trainer.prepared.notes)
     return "told" if told else "unseen"

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from random import Random
 
-import accelerate  # noqa: F401
 import torch
 import torch._dynamo  # imported late otherwise, in every child
 from common import Clock, Outcome, fork, make_place

@@ -22,7 +22,7 @@ from proxbit.nn import (
     BinaryMultiheadAttention,
     is_conv1d,
 )
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 Selector: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 Swaps: TypeAlias = Mapping[type[nn.Module], type[nn.Module]]
@@ -131,7 +131,9 @@ def _matcher(
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
             names = [name for name in modules if name]
-            near = unknown("module", pattern, names[:8]) + (", ..." if len(names) > 8 else "")
+            near = unknown_name_message("module", pattern, names[:8]) + (
+                ", ..." if len(names) > 8 else ""
+            )
             raise ValueError(f"{what}={pattern!r} matches no module: {near}")
     return lambda name, module: any(
         fnmatchcase(part, pattern) for part in _ancestry(name) for pattern in patterns

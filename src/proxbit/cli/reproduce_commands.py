@@ -92,25 +92,25 @@ def reproduce(
     Exit status: 0 done, 1 a cell is broken, 2 a mistake or something missing, 130 interrupted.
     """
     from proxbit.experiments.reproduce.configs import Options, parse_given
-    from proxbit.experiments.reproduce.grid_planning import Wish, overview, plan, rows_of
+    from proxbit.experiments.reproduce.grid_planning import CellQuery, overview, plan, rows_of
 
     with mistakes():
         if grid is None:
             say(overview())
             return
-        wish = Wish(
+        query = CellQuery(
             grid, scale, _words(rows), _words(pipelines), _words(tasks), _words(methods),
             None if seeds is None else _seeds(seeds),
         )  # fmt: skip
         options = Options(
-            data=parse_given(data or (), rows_of(wish), "data"),
-            weights=parse_given(weights or (), rows_of(wish), "weights"),
-            teacher=parse_given(teacher or (), rows_of(wish), "teacher"),
+            data=parse_given(data or (), rows_of(query), "data"),
+            weights=parse_given(weights or (), rows_of(query), "weights"),
+            teacher=parse_given(teacher or (), rows_of(query), "teacher"),
             model=model, epochs=epochs, float_epochs=float_epochs,
             max_steps_per_epoch=max_steps_per_epoch, settings=settings, data_root=data_root,
             measure=measure, cpu=cpu,
         )  # fmt: skip
-        cells = plan(wish, model)
+        cells = plan(query, model)
     _run(cells, options, out, _runner(on, cpus, gpus))
 
 
@@ -129,9 +129,9 @@ def _run(cells: Any, options: Any, out: str, run_grid: Any) -> None:
     from proxbit.experiments.reproduce.grid_progress import GridProgress
 
     console = Console(markup=False, emoji=False, highlight=False)
-    with mistakes(), GridProgress(cells, options, console) as board:
+    with mistakes(), GridProgress(cells, options, console) as progress:
         try:
-            ended = run_grid(cells, options, out, board.watch)
+            ended = run_grid(cells, options, out, progress.watch)
         except KeyboardInterrupt:
             again = shlex.join(["proxbit", *sys.argv[1:]])
             say(f"stopped, nothing is lost: continue with  {again}", err=True)

@@ -106,7 +106,7 @@ def train(
 
 
 def refuse_contradictions(folder: str, given: dict[str, Any]) -> None:
-    """A resumed run keeps its options: another value is a mistake, not a wish."""
+    """A resumed run keeps its options: another value is a mistake, not a choice."""
     from proxbit.train.run_folder import RunFolder
 
     kept = RunFolder(folder).options()
@@ -131,12 +131,12 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
     from proxbit.train.divergence import Diverged, Interrupted
     from proxbit.train.events import Events
 
-    folder, main = trainer.folder.path, trainer.team.main
+    folder, main = trainer.folder.path, trainer.dist.main
     # Names of files are shown as they are, brackets and colons included.
     console = Console(quiet=not main, soft_wrap=True, markup=False, emoji=False, highlight=False)
     events = Events(folder / "events") if tensorboard and main else None
     console.print(visible(f"run in {folder}: {describe(trainer.config)}"))
-    for note in trainer.job.notes:
+    for note in trainer.prepared.notes:
         console.print(visible(in_options(note)), style="dim")
     # Outside of the handlers: a launcher that ends us while we explain must not cut us short.
     with stopping() as stop:
@@ -172,7 +172,7 @@ def _trouble(error: Exception, trainer: Any, folder: Path) -> str:
     again = f"continue with  proxbit train --resume {folder}"
     if isinstance(error, OSError):
         return f"cannot write into {folder}: {error.strerror or error}; {again}"
-    if trainer.team.world > 1:
+    if trainer.dist.world > 1:
         first = str(error).splitlines()[0]
         return f"this process failed, or another one of the run stopped ({first}); {again}"
     raise error

@@ -16,7 +16,7 @@ from proxbit.core import pairs
 from proxbit.core.pairs import Pair
 from proxbit.core.scales import SCALES, UNITS, Scale, Unit, find_scale
 from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule, check_schedule
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 Point = Literal["latent", "quantized"]
 
@@ -227,7 +227,7 @@ def method(
 
 def _checked(made: Method) -> Method:
     if made.unit not in UNITS:
-        raise ValueError(unknown("unit", made.unit, UNITS))
+        raise ValueError(unknown_name_message("unit", made.unit, UNITS))
     for used in (made.schedule, made.input_schedule or made.schedule):
         check_schedule(used)
     if not 0 <= made.sharp <= 1:
@@ -248,7 +248,7 @@ def _resolve(name: str | Method | Pair, settings: str) -> Method:
             f"try one of {', '.join(METHODS)}"
         )
     if settings not in SETTINGS:
-        raise ValueError(unknown("settings", settings, SETTINGS))
+        raise ValueError(unknown_name_message("settings", settings, SETTINGS))
     if ".py:" in name:
         return _resolve(_own(name), settings)
     return SETTINGS[settings][_key(name)]
@@ -268,5 +268,5 @@ def _key(name: str) -> str:
     by_bare = {key.replace("-", ""): key for key in METHODS}
     key = by_bare.get(bare) or _ALIASES.get(bare)
     if key is None:
-        raise ValueError(unknown("method", name, METHODS))
+        raise ValueError(unknown_name_message("method", name, METHODS))
     return key

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 Unit: TypeAlias = Literal["one", "current", "initial"]
 
@@ -80,5 +80,5 @@ def find_scale(scale: Scale | str) -> Scale:
     if isinstance(scale, Scale):
         return scale
     if scale not in SCALES:
-        raise ValueError(unknown("scale", scale, SCALES))
+        raise ValueError(unknown_name_message("scale", scale, SCALES))
     return SCALES[scale]

@@ -9,7 +9,7 @@ from proxbit.data.image_folder import FolderSet
 from proxbit.data.image_set import ImageSet
 from proxbit.data.loader import Loader
 from proxbit.data.opening import Data, open_data
-from proxbit.data.pixels import batches, crop_and_flip, normalize
+from proxbit.data.pixels import normalize
 from proxbit.data.recipes import RECIPES, Recipe
 
 __all__ = [
@@ -19,8 +19,6 @@ __all__ = [
     "ImageSet",
     "Loader",
     "Recipe",
-    "batches",
-    "crop_and_flip",
     "fashion_mnist",
     "normalize",
     "open_data",

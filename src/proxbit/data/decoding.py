@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from proxbit.data.draws import seeded
+from proxbit.data.epoch_rng import seeded
 from proxbit.data.opening import Data
 from proxbit.data.recipes import Recipe
 from proxbit.util.optional_imports import extra

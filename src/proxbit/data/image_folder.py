@@ -67,7 +67,7 @@ class FolderSet:
         """One image of a part, decoded by PIL."""
         return read_picture(Path(str(self.files(part).paths[row])))
 
-    def hold_back(self, share: float, seed: int = 0) -> FolderSet:
+    def with_val_split(self, share: float, seed: int = 0) -> FolderSet:
         """The same set with a share of every class moved from the train to the validation part."""
         if self.validation is not None:
             raise ValueError(f"{self.name} has a validation part already: hold back only once")

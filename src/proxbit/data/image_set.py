@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from proxbit.data.pixels import batches, take
+from proxbit.data.pixels import take
 from proxbit.data.splits import balanced_split, one_part
 from proxbit.util.optional_imports import extra
 
@@ -19,7 +18,7 @@ class ImageSet:
     """Labelled images in parts: uint8 images ``(n, channels, height, width)``, int64 labels.
 
     ``mean`` and ``std`` hold one number per channel, of the train part scaled to [0, 1]. The
-    validation part is there after ``hold_back``.
+    validation part is there after ``with_val_split``.
     """
 
     name: str
@@ -62,7 +61,7 @@ class ImageSet:
         pixels = self.images(part)[row].permute(1, 2, 0).contiguous()
         return extra("PIL.Image").fromarray(pixels.squeeze(-1).numpy())
 
-    def hold_back(self, share: float, seed: int = 0) -> ImageSet:
+    def with_val_split(self, share: float, seed: int = 0) -> ImageSet:
         """The same set with a share of every class moved from the train to the validation part."""
         if self.x_validation is not None:
             raise ValueError(f"{self.name} has a validation part already: hold back only once")
@@ -74,17 +73,6 @@ class ImageSet:
             x_validation=take(self.x_train, held),
             y_validation=self.y_train[held],
         )
-
-    def train_batches(
-        self, size: int, generator: Generator, augment: bool = True
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch of the train part: shuffled, normalized, and cropped and flipped at random."""
-        scale = {"mean": self.mean, "std": self.std}
-        return batches(self.x_train, self.y_train, size, generator, augment=augment, **scale)
-
-    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The test part once: normalized, in its own order."""
-        return batches(self.x_test, self.y_test, size, mean=self.mean, std=self.std)
 
 
 def statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

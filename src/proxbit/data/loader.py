@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from proxbit.data.decoding import Pictures, picture_batches, plain_transform, random_transform
-from proxbit.data.draws import Draws
+from proxbit.data.epoch_rng import EpochRNG
 from proxbit.data.image_set import ImageSet
 from proxbit.data.mixing import erased, mixed, smoothed
 from proxbit.data.opening import Data
 from proxbit.data.pixels import normalize, resize, shifted, take
 from proxbit.data.recipes import RECIPES, Recipe, check_recipe
-from proxbit.data.sharing import Sharing
+from proxbit.data.sharded_batches import ShardedBatches
 
 FOLDER_SIZE = 224
 
@@ -35,7 +35,7 @@ class Loader:
 
     Attributes:
         data: What ``open_data`` gives.
-        part: ``train``, ``validation`` (after ``hold_back``) or ``test``.
+        part: ``train``, ``validation`` (after ``with_val_split``) or ``test``.
         batch_size: Images of a batch over all ranks.
         seed: Of the order and of the recipe.
         recipe: What happens to training images.
@@ -84,7 +84,7 @@ class Loader:
     @property
     def steps(self) -> int:
         """Batches of an epoch, the same number on every rank."""
-        return self.sharing.steps
+        return self.shards.steps
 
     @property
     def size(self) -> int:
@@ -92,10 +92,10 @@ class Loader:
         return self.image_size or self.data.image_size or FOLDER_SIZE
 
     @cached_property
-    def sharing(self) -> Sharing:
+    def shards(self) -> ShardedBatches:
         """Which images this rank takes when."""
         count = self.data.count(self.part)
-        return Sharing(count, self.batch_size, self.rank, self.world, self.training)
+        return ShardedBatches(count, self.batch_size, self.rank, self.world, self.training)
 
     @property
     def training(self) -> bool:
@@ -114,27 +114,27 @@ class Loader:
             raise ValueError(
                 f"cannot start at batch {start}: an epoch has the batches 0 to {self.steps - 1}"
             )
-        draws = Draws(self.seed, number, self.sharing.count)
-        return self._train(draws, start) if self.training else self._test(draws, start)
+        rng = EpochRNG(self.seed, number, self.shards.count)
+        return self._train(rng, start) if self.training else self._test(rng, start)
 
-    def _train(self, draws: Draws, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order, recipe, classes = draws.order(), self.recipe, len(self.data.classes)
-        keys = draws.erasings(recipe.erasing)
+    def _train(self, rng: EpochRNG, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order, recipe, classes = rng.order(), self.recipe, len(self.data.classes)
+        keys = rng.erasings(recipe.erasing)
         labels = self.data.labels(self.part)[order]
-        for step, share, pixels in self._pixels(draws, order, start):
-            x, y = self._finish(pixels), labels[share].to(device=self.device)
+        for step, rows, pixels in self._pixels(rng, order, start):
+            x, y = self._finish(pixels), labels[rows].to(device=self.device)
             if recipe.erasing:
-                x = erased(x, keys[share])
+                x = erased(x, keys[rows])
             if recipe.mixes:
-                x, y = mixed(x, y, recipe, classes, draws.mixing_key(step))
+                x, y = mixed(x, y, recipe, classes, rng.mixing_key(step))
             elif recipe.label_smoothing:
                 y = smoothed(y, classes, recipe.label_smoothing)
             yield x, y
 
-    def _test(self, draws: Draws, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _test(self, rng: EpochRNG, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         labels = self.data.labels(self.part)
-        for _, share, pixels in self._pixels(draws, torch.arange(draws.count), start):
-            yield self._finish(pixels), labels[share].to(device=self.device)
+        for _, rows, pixels in self._pixels(rng, torch.arange(rng.count), start):
+            yield self._finish(pixels), labels[rows].to(device=self.device)
 
     def _finish(self, pixels: Tensor) -> Tensor:
         # Moved as bytes, a quarter of the floats.
@@ -142,28 +142,28 @@ class Loader:
         return normalize(pixels, self.data.mean, self.data.std)
 
     def _pixels(
-        self, draws: Draws, order: Tensor, start: int
+        self, rng: EpochRNG, order: Tensor, start: int
     ) -> Iterator[tuple[int, slice, Tensor]]:
         steps = range(start, self.steps)
-        shares = [self.sharing.share(step) for step in steps]
+        places = [self.shards.rows(step) for step in steps]
         if self._transform is None:
-            images = self._from_memory(draws, order, shares)
+            images = self._from_memory(rng, order, places)
         else:
-            keys = draws.picture_keys()
-            items = (list(zip(order[s].tolist(), keys[s].tolist(), strict=True)) for s in shares)
+            keys = rng.picture_keys()
+            items = (list(zip(order[s].tolist(), keys[s].tolist(), strict=True)) for s in places)
             pictures = Pictures(self.data, self.part, self._transform)
             images = picture_batches(pictures, items, self.workers)
-        return zip(steps, shares, images, strict=True)
+        return zip(steps, places, images, strict=True)
 
-    def _from_memory(self, draws: Draws, order: Tensor, shares: list[slice]) -> Iterator[Tensor]:
+    def _from_memory(self, rng: EpochRNG, order: Tensor, places: list[slice]) -> Iterator[Tensor]:
         assert isinstance(self.data, ImageSet)
         images, recipe = self.data.images(self.part), self.recipe
         pad = recipe.padding(self.data.image_size)
-        (down, right), mirror = draws.shifts(pad), draws.mirrors() & recipe.flip
-        for share in shares:
-            x = take(images, order[share])
+        (down, right), mirror = rng.shifts(pad), rng.mirrors() & recipe.flip
+        for rows in places:
+            x = take(images, order[rows])
             if self.training and (pad or recipe.flip):
-                x = shifted(x, down[share], right[share], mirror[share], pad)
+                x = shifted(x, down[rows], right[rows], mirror[rows], pad)
             yield x
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxbit.data.draws import seeded
+from proxbit.data.epoch_rng import seeded
 from proxbit.data.recipes import Recipe
 from proxbit.util.optional_imports import extra
 

@@ -10,7 +10,7 @@ from proxbit.data.fashion import fashion_mnist
 from proxbit.data.image_folder import FolderSet, open_folder
 from proxbit.data.image_set import ImageSet
 from proxbit.data.npz import open_npz
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 Data = ImageSet | FolderSet
 
@@ -39,4 +39,4 @@ def open_data(name: str = "fashion", root: str | Path = "data", download: bool =
         return open_cifar(CIFAR[name], Path(root).expanduser(), download)
     if kind in PLACES and place:
         return PLACES[kind](Path(place).expanduser())
-    raise ValueError(unknown("data", name, FORMS))
+    raise ValueError(unknown_name_message("data", name, FORMS))

@@ -7,10 +7,8 @@ storage works too and gives the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import functional as F
 
 
@@ -51,18 +49,6 @@ def shifted(images: Tensor, down: Tensor, right: Tensor, mirror: Tensor, pad: in
     return taken.view(n, height, width, channels).permute(0, 3, 1, 2)
 
 
-def crop_and_flip(images: Tensor, generator: Generator, pad: int = 2) -> Tensor:
-    """Move every image by up to ``pad`` pixels each way and mirror every second one, at random.
-
-    Works on the raw uint8 images, so what moves in from outside is black.
-    """
-    n = len(images)
-    # Drawn where the generator lives: a seed gives the same crops on every device.
-    draw = torch.randint(2 * pad + 1, (2, n), generator=generator).to(images.device)
-    mirror = torch.rand(n, generator=generator).to(images.device) < 0.5
-    return shifted(images, draw[0], draw[1], mirror, pad)
-
-
 def resize(images: Tensor, size: int) -> Tensor:
     """Square uint8 images of another size: bilinear, averaging over what a smaller pixel covers."""
     if images.shape[-2:] == (size, size):
@@ -88,33 +74,3 @@ def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     if channels == 1:
         return x.view(images.shape)
     return x.view(n, height, width, channels).permute(0, 3, 1, 2)
-
-
-def batches(
-    images: Tensor,
-    labels: Tensor,
-    size: int,
-    generator: Generator | None = None,
-    *,
-    augment: bool = False,
-    mean: tuple[float, ...] = (0.0,),
-    std: tuple[float, ...] = (1.0,),
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield normalized float batches of ``size`` images with their labels; the last may be smaller.
-
-    Without a generator the images come in their own order; with one they are shuffled, and with
-    ``augment`` also cropped and flipped. The generator alone decides: same seed, same batches.
-
-    >>> x, y = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3)
-    >>> [part.tolist() for _, part in batches(x, y, 2)]
-    [[0, 1], [2]]
-    """
-    if augment and generator is None:
-        raise ValueError("cannot augment without a generator: pass one, or augment=False")
-    n = len(images)
-    order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-    for chosen in torch.split(order.to(images.device), size):
-        x = take(images, chosen)
-        if augment and generator is not None:
-            x = crop_and_flip(x, generator)
-        yield normalize(x, mean, std), labels[chosen]

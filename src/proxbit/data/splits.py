@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 T = TypeVar("T")
 
@@ -19,10 +19,10 @@ PARTS = ("train", "validation", "test")
 def one_part(name: str, parts: Mapping[str, T | None], part: str) -> T:
     """The part of a data set by its name, or one sentence that says what there is."""
     if part not in PARTS:
-        raise ValueError(unknown("part", part, PARTS))
+        raise ValueError(unknown_name_message("part", part, PARTS))
     found = parts[part]
     if found is None:
-        raise ValueError(f"{name} has no {part} part: make one with data.hold_back(0.1)")
+        raise ValueError(f"{name} has no {part} part: make one with data.with_val_split(0.1)")
     return found
 
 

@@ -20,7 +20,7 @@ from proxbit.packfile.header import FLOAT_RESTS
 from proxbit.train.fitting import load_network, read_result
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import input_of
-from proxbit.util.text import smaller, unknown
+from proxbit.util.text import smaller, unknown_name_message
 
 FILE = "net.safetensors"
 
@@ -116,7 +116,7 @@ def pack_run(
     given = {"float_rest": float_rest, "tables": tables, "precision": precision}
     for (what, value), known in zip(given.items(), (FLOAT_RESTS, TABLES, PRECISIONS), strict=True):
         if value not in known:
-            raise ValueError(unknown(what, value, known))
+            raise ValueError(unknown_name_message(what, value, known))
     hard, job = load_network(run)
     images = [
         x for x, _ in islice(job.loader("test", False, torch.device("cpu")).epoch(0), batches)

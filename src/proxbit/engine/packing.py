@@ -18,7 +18,7 @@ from proxbit.kernels import inference as kernels
 from proxbit.nn import BinaryWeight, parametrized
 from proxbit.nn.model_weights import binary_weights
 from proxbit.nn.probing import warn_of_unused
-from proxbit.util.text import few, unknown
+from proxbit.util.text import few, unknown_name_message
 
 PRECISIONS = {"exact": EXACT, "input8": INPUT8}
 
@@ -53,7 +53,7 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
 def find_precision(name: str) -> int:
     """The number behind a precision's name."""
     if name not in PRECISIONS:
-        raise ValueError(unknown("precision", name, PRECISIONS))
+        raise ValueError(unknown_name_message("precision", name, PRECISIONS))
     return PRECISIONS[name]
 
 

@@ -1,7 +1,7 @@
 """The paper's tables and figures as runnable grids; their results; which method to choose."""
 
 from proxbit.experiments.reproduce.configs import Options
-from proxbit.experiments.reproduce.grid_planning import Wish, plan
+from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.grids import GRIDS, Cell
 from proxbit.experiments.reproduce.paper import Figure, figure_for, paper_figures
 from proxbit.experiments.reproduce.results import ResultLine, read_results
@@ -11,11 +11,11 @@ from proxbit.experiments.selection.selecting import resume_select, select
 __all__ = [
     "GRIDS",
     "Cell",
+    "CellQuery",
     "Event",
     "Figure",
     "Options",
     "ResultLine",
-    "Wish",
     "figure_for",
     "paper_figures",
     "plan",

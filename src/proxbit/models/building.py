@@ -14,7 +14,7 @@ from proxbit.models import resnet
 from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.mini import MINIS
 from proxbit.models.vit import tiny_vit
-from proxbit.util.text import first_line, unknown
+from proxbit.util.text import first_line, unknown_name_message
 from proxbit.util.user_objects import user_object
 
 RESNETS: dict[str, Callable[..., nn.Module]] = {
@@ -91,7 +91,7 @@ def _maker(name: str) -> Callable[[str, dict[str, int], dict[str, Any]], nn.Modu
     if name.startswith("timm/") and import_timm().is_model(name.removeprefix("timm/")):
         return _from_timm
     forms = ["any model of timm as timm/NAME", "your own as FILE.py:FUNCTION"]
-    raise ValueError(unknown("model", name, [*OURS, *_near(name), *forms]))
+    raise ValueError(unknown_name_message("model", name, [*OURS, *_near(name), *forms]))
 
 
 def _near(name: str) -> list[str]:
@@ -125,7 +125,7 @@ def _refuse_unknown(name: str, options: dict[str, Any], known: list[str]) -> Non
     """One sentence for all the options that a model does not have."""
     odd = [option for option in options if option not in known]
     if odd:
-        raise ValueError(unknown(f"option of {name}", ", ".join(odd), known))
+        raise ValueError(unknown_name_message(f"option of {name}", ", ".join(odd), known))
 
 
 def _from_user(spec: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from proxbit.util.compat import allow_torchvision
-from proxbit.util.text import few, first_line, unknown
+from proxbit.util.text import few, first_line, unknown_name_message
 
 # timm's word: ours
 _SIZES = {"num_classes": "classes", "in_chans": "channels", "img_size": "image_size"}
@@ -71,7 +71,7 @@ def _has_fixed_size(name: str) -> bool:
         settings = timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:  # the part after the dot names weights that do not exist
         known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
-        raise ValueError(unknown("model of timm", name, known)) from error
+        raise ValueError(unknown_name_message("model of timm", name, known)) from error
     return settings is not None and bool(settings.fixed_input_size)
 
 
@@ -149,7 +149,7 @@ def _has_weights(name: str) -> bool:
 def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
     if option == "patch_size":
         return f"timm/{name} has no patches: leave patch_size out"
-    return unknown(f"option of timm/{name}", _OURS.get(option, option), known)
+    return unknown_name_message(f"option of timm/{name}", _OURS.get(option, option), known)
 
 
 def _arguments(name: str, kind: str | None) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.bits import byte_count, unpack_bits
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 TASKS = ("BW", "BWA", "BWAA")
 
@@ -183,7 +183,7 @@ def check_weight(w: PackedWeight) -> None:
 
 def _numbers(w: PackedWeight) -> str | None:
     if w.task not in TASKS:
-        return f"has an {unknown('task', w.task, TASKS)}"
+        return f"has an {unknown_name_message('task', w.task, TASKS)}"
     if w.task == "BWAA" and not 2 <= w.register_bits <= 24:
         return f"has a register of {w.register_bits} bits, not 2 to 24"
     if w.task != "BWAA" and w.register_bits != 0:

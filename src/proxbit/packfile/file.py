@@ -27,7 +27,7 @@ from proxbit.packfile.header import (
 )
 from proxbit.packfile.narrow import from_int8, is_table, row_count, to_half, to_int8
 from proxbit.util.files import write_atomically
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 KEY = "proxbit"
 TABLES = ("float", "int8")
@@ -51,9 +51,9 @@ def write(
             (embeddings, classifiers) as int8 with one scale per row.
     """
     if float_rest not in FLOAT_RESTS:
-        raise ValueError(unknown("float_rest", float_rest, FLOAT_RESTS))
+        raise ValueError(unknown_name_message("float_rest", float_rest, FLOAT_RESTS))
     if tables not in TABLES:
-        raise ValueError(unknown("tables", tables, TABLES))
+        raise ValueError(unknown_name_message("tables", tables, TABLES))
     check_contents(contents)
     chosen = [n for n, t in contents.floats.items() if tables == "int8" and is_table(t)]
     stored = _stored(contents, float_rest, chosen)

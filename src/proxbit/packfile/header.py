@@ -11,7 +11,7 @@ from typing import Any
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.container import is_sizes, strict_json
 from proxbit.packfile.contents import About, Contents, PackedWeight, label
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 VERSION = 1
 NO_CRC = "00000000"
@@ -109,7 +109,7 @@ def parse_header(text: str) -> Header:
         )
     _require(values, _TOP, "its header", {"tied": dict})
     if values["float_rest"] not in FLOAT_RESTS:
-        raise ValueError(unknown("float_rest", values["float_rest"][:80], FLOAT_RESTS))
+        raise ValueError(unknown_name_message("float_rest", values["float_rest"][:80], FLOAT_RESTS))
     _require_texts(values["floats"], "floats")
     tied = values.get("tied", {})
     _require_texts(list(tied.values()), "tied names")

@@ -12,7 +12,7 @@ from proxbit.train.progress import Progress
 from proxbit.train.records import Record
 from proxbit.util.text import few, last_part
 
-_HOW = ("data_root", "download", "workers", "cpu")  # where and how fast, not what
+_HOW = ("data_root", "download", "workers", "cpu", "fsdp")  # where and how fast, not what
 _PLACES = ("data", "pretrain_data", "weights", "teacher")  # folders may move
 ON_PURPOSE = "--accept-changes"
 

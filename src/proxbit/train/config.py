@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxbit.util.schema import check_types, read_json, record_from
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 
 def option(
@@ -217,6 +217,9 @@ class Config:
     seed: int = option(0, "Every random choice follows from it.", group=_RUN)
     precision: str = option("no", "Mixed precision.", group=_RUN, known=("no", "bf16", "fp16"))
     cpu: bool = option(False, "Stay on the CPU where there is a GPU.", group=_RUN)
+    fsdp: bool = option(
+        False, "Shard weights, gradients and optimizer over the processes (FSDP2).", group=_RUN
+    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, with one sentence."""
@@ -267,7 +270,7 @@ def check_field(each: Field[Any], value: Any) -> None:
     if value is None:
         return
     if known and value not in known:
-        raise ValueError(unknown(name, value, known))
+        raise ValueError(unknown_name_message(name, value, known))
     if name in _POSITIVE and not 0 < value < float("inf"):
         raise ValueError(f"{name} is a number above 0, not {value}")
     if name in _NOT_NEGATIVE and not 0 <= value < float("inf"):

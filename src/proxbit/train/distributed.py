@@ -1,19 +1,18 @@
-"""The processes that train one network together: a thin layer over accelerate.
+"""The processes that train one network together, by torch.distributed: DDP, or FSDP2 with --fsdp.
 
-Without ``accelerate launch`` or ``torchrun`` the team has one member and nothing is shared out. The
-launcher says how many there are, on how many machines, and whether their tensors are whole (DDP) or
-sharded (FSDP2); nothing here depends on it.
+A launcher (``torchrun``, ``accelerate launch``) starts them and says in the environment how many
+there are; without one there is one process and nothing is shared out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -21,92 +20,81 @@ from proxbit.util.text import few
 
 T = TypeVar("T")
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-class Team:
-    """Who takes part, on which device, and how gradients and counts come together."""
 
-    def __init__(self, precision: str = "no", cpu: bool = False) -> None:
+class Distributed:
+    """Who takes part, on which device, and how gradients and counts come together.
+
+    Attributes:
+        rank: The number of this process over all machines, from 0.
+        world: How many processes there are on all machines.
+        device: Where this process computes.
+        scaler: The loss scaling of fp16; None in any other precision.
+    """
+
+    def __init__(self, precision: str = "no", cpu: bool = False, fsdp: bool = False) -> None:
         """Join the processes that the launcher started."""
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-        from accelerate.utils import GradientAccumulationPlugin
-
-        AcceleratorState._reset_state(True)  # a second run in this process may want other settings
-        sharding = _sharding()
-        self.accelerator: Any = Accelerator(
-            mixed_precision=precision,
-            cpu=cpu or not torch.accelerator.is_available(),
-            fsdp_plugin=sharding,
-            # The trainer cuts its batches itself; the launcher's number would scale the loss.
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        )
-        if sharding is not None:
-            _shard_on_cpu(self.accelerator, sharding)
-        self._require_all()
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0")) if self.world > 1 else 0
+        self.device = _device(cpu, self.world)
+        self.dtype, self.sharded = DTYPES.get(precision), _sharded(fsdp) and self.world > 1
+        self.scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         self._wrapped: nn.Module | None = None
-
-    def _require_all(self) -> None:
-        """Refuse processes that do not know of each other: each would train alone."""
-        started = int(os.environ.get("WORLD_SIZE", "1"))
-        if started != self.world:
-            raise ValueError(
-                f"the launcher started {started} processes, and this device lets {self.world} work "
-                "together: use --cpu, or start one"
+        if self.world > 1 and not distributed.is_initialized():
+            distributed.init_process_group(
+                distributed.get_default_backend_for_device(self.device),
+                rank=self.rank,
+                world_size=self.world,
             )
-
-    @property
-    def rank(self) -> int:
-        """The number of this process over all machines, from 0."""
-        return int(self.accelerator.process_index)
-
-    @property
-    def world(self) -> int:
-        """How many processes there are on all machines."""
-        return int(self.accelerator.num_processes)
 
     @property
     def main(self) -> bool:
         """Whether this process is the one that writes and prints."""
         return self.rank == 0
 
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        return torch.device(self.accelerator.device)
-
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision."""
-        context: AbstractContextManager[Any] = self.accelerator.autocast()
-        return context
-
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
-        """Wrap model and optimizer for the team; the model keeps its identity inside."""
-        if self._wrapped is not None:  # an earlier stage of the run, not needed any more
-            self.accelerator.free_memory()
-        if self.accelerator.is_fsdp2:
-            for parameter in model.parameters():  # channels_last cannot be sharded
-                parameter.data = parameter.data.contiguous()
-        prepared: tuple[nn.Module, Any] = self.accelerator.prepare(model, optimizer)
-        self._wrapped = prepared[0]
-        return prepared
-
-    def rewrap(self, wrapped: nn.Module, model: nn.Module) -> nn.Module:
-        """Wrap again after some parameters stopped training: DDP counts them when it is made."""
-        if not isinstance(wrapped, DistributedDataParallel):
-            return wrapped
-        self._wrapped = DistributedDataParallel(model, device_ids=wrapped.device_ids or None)
-        return self._wrapped
-
-    def no_sync(self, model: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Gradients of all but the last part of a batch stay in this process."""
-        if last:
+        if self.dtype is None:
             return nullcontext()
-        context: AbstractContextManager[Any] = self.accelerator.no_sync(model)
-        return context
+        return torch.autocast(self.device.type, self.dtype)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model as it is called in training; inside it keeps its identity.
+
+        Sharding replaces its parameters: make the optimizer afterwards.
+        """
+        if self.sharded:
+            _shard(model, self.device, self.world)
+        elif self.world > 1:
+            own = None if self.device.type == "cpu" else [self.device]
+            model = DistributedDataParallel(model, device_ids=own)
+        self._wrapped = model
+        return model
+
+    def rewrap(self, model: nn.Module) -> nn.Module:
+        """Wrap again after some parameters stopped training: DDP counts them when it is made."""
+        return self._wrapped if self.sharded and self._wrapped is not None else self.wrap(model)
+
+    @contextmanager
+    def no_sync(self, last: bool) -> Iterator[None]:
+        """Gradients of all but the last part of a batch stay in this process."""
+        wrapped: Any = self._wrapped
+        if last or self.world == 1:
+            yield
+        elif self.sharded:
+            wrapped.set_requires_gradient_sync(False)
+            try:
+                yield
+            finally:
+                wrapped.set_requires_gradient_sync(True)
+        else:
+            with wrapped.no_sync():
+                yield
 
     def backward(self, loss: Tensor) -> None:
         """Gradients, scaled where the precision needs it."""
-        self.accelerator.backward(loss)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         self._require_gradients()
 
     def _require_gradients(self) -> None:
@@ -125,28 +113,37 @@ class Team:
                 "or call requires_grad_(False) on them"
             )
 
-    def clip(self, model: nn.Module, norm: float) -> None:
+    def clip_grad_norm(self, model: nn.Module, optimizer: Optimizer, norm: float) -> None:
         """Limit the norm of the whole gradient."""
-        self.accelerator.unscale_gradients()
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), norm)
 
-    def total(self, *values: float) -> list[float]:
+    def step(self, optimizer: Optimizer) -> None:
+        """One step, unless fp16 overflowed."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def all_sum(self, *values: float) -> list[float]:
         """The sums of some numbers over all processes."""
         if self.world == 1:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(numbers)
+        distributed.all_reduce(numbers)
         return [float(value) for value in numbers]
 
-    def share(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The main process's value, in every process."""
         if self.world == 1:
             return value
         values = [value]
-        torch.distributed.broadcast_object_list(values, 0, device=self.device)
+        distributed.broadcast_object_list(values, 0, device=self.device)
         return values[0]
 
-    def first(self, work: Callable[[], object]) -> None:
+    def on_main(self, work: Callable[[], object]) -> None:
         """Let the main process do something; a mistake that it meets is raised in all of them."""
         mistake = None
         if self.main:
@@ -154,52 +151,69 @@ class Team:
                 work()
             except ValueError as error:
                 mistake = error
-        mistake = self.share(mistake)
+        mistake = self.broadcast(mistake)
         if mistake is not None:
             raise mistake
 
-    def agree(self, model: nn.Module) -> None:
+    def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every process the buffers of the first: batch-norm statistics differ by shard."""
         if self.world > 1:
             for buffer in model.buffers():
-                torch.distributed.broadcast(buffer, 0)
+                distributed.broadcast(buffer, 0)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Go on together."""
-        self.accelerator.wait_for_everyone()
+        if self.world > 1:
+            distributed.barrier()
 
     def scaler_state(self) -> dict[str, Any]:
         """What the loss scaling of fp16 remembers: plain numbers."""
-        scaler = self.accelerator.scaler
-        return {} if scaler is None else dict(scaler.state_dict())
+        return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def load_scaler(self, state: dict[str, Any]) -> None:
         """Take it back."""
-        if self.accelerator.scaler is not None and state:
-            self.accelerator.scaler.load_state_dict(state)
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
 
 
-def _sharding() -> Any:
-    """The options of FSDP2 as the launcher gives them in the environment; None without it."""
+def _device(cpu: bool, world: int) -> torch.device:
+    """The device of this process; refused where some of them would have none of their own."""
+    if cpu or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    count = torch.accelerator.device_count()
+    if here > count:
+        raise ValueError(
+            f"the launcher started {here} processes on this machine, which has "
+            f"{count} accelerators: use --cpu, or start fewer"
+        )
+    place = int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else None
+    if place is not None:
+        torch.accelerator.set_device_index(place)
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    return kind if place is None else torch.device(kind.type, place)
+
+
+def _sharded(fsdp: bool) -> bool:
+    """Whether --fsdp asks for sharding, or ``accelerate launch --use_fsdp`` in the environment."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
-        return None
+        return fsdp
     version = os.environ.get("FSDP_VERSION", "1")
     if version != "2":
         raise ValueError(f"networks are sharded by FSDP2, not {version}: pass --fsdp_version 2")
-    from accelerate import FullyShardedDataParallelPlugin
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    # Latent weights stay in float32, and autocast lowers the precision behind the quantizer: else
-    # a sharded run would be another one than the same run on one device.
-    return FullyShardedDataParallelPlugin(mixed_precision_policy=MixedPrecisionPolicy())
+    return True
 
 
-def _shard_on_cpu(accelerator: Any, sharding: Any) -> None:
-    """Accelerate takes FSDP2 for GPUs only, though all that it calls runs on CPUs as well."""
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
+def _shard(model: nn.Module, device: torch.device, world: int) -> None:
+    """FSDP2 in place, without its mixed precision.
 
-    if accelerator.distributed_type == DistributedType.MULTI_CPU:
-        accelerator.state.fsdp_plugin = sharding
-        accelerator.state.distributed_type = DistributedType.FSDP
-        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    Latent weights stay in float32, and autocast lowers the precision behind the quantizer: else a
+    sharded run would be another one than the same run on one device.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    for parameter in model.parameters():  # channels_last cannot be sharded
+        parameter.data = parameter.data.contiguous()
+    fully_shard(model, mesh=init_device_mesh(device.type, (world,)))

@@ -16,11 +16,11 @@ from proxbit.core.schedules import Schedule
 from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
 from proxbit.train.config import Config
-from proxbit.train.distributed import Team
+from proxbit.train.distributed import Distributed
 from proxbit.train.records import Record, Result, keep_records, read_records
 from proxbit.train.replica import count_right, restore_quantizers
 from proxbit.train.run_folder import RunFolder
-from proxbit.train.setup import Job, prepare
+from proxbit.train.setup import PreparedRun, prepare
 from proxbit.train.trainer import Trainer
 from proxbit.util.schema import read_json, record_from
 
@@ -53,35 +53,35 @@ def fit(
 
 def open_run(config: Config, out: str | Path | None = None, command: Sequence[str] = ()) -> Trainer:
     """A new run: everything is checked and built, nothing is trained yet."""
-    team = _team(config)
-    folder = None if out is None else RunFolder(team.share(str(out)))
+    dist = _join(config)
+    folder = None if out is None else RunFolder(dist.broadcast(str(out)))
     if folder is not None:
-        team.first(folder.refuse_used)  # before the images are opened
-    trainer = _built(_prepared(config, team), team, folder)
+        dist.on_main(folder.refuse_used)  # before the images are opened
+    trainer = _built(_prepare_together(config, dist), dist, folder)
     if folder is not None:  # last, so that a mistake leaves no folder
         with _closing_if_refused(folder):
-            team.first(lambda: _create(trainer, list(command)))
+            dist.on_main(lambda: _create(trainer, list(command)))
     return trainer
 
 
-def _team(config: Config) -> Team:
+def _join(config: Config) -> Distributed:
     """The processes of a run that trains."""
-    team = Team(config.precision, config.cpu)
-    if config.precision == "fp16" and team.device.type == "cpu":
+    dist = Distributed(config.precision, config.cpu, config.fsdp)
+    if config.precision == "fp16" and dist.device.type == "cpu":
         raise ValueError("fp16 trains on a GPU only: choose --precision bf16, or no")
-    return team
+    return dist
 
 
-def _prepared(config: Config, team: Team) -> Job:
+def _prepare_together(config: Config, dist: Distributed) -> PreparedRun:
     """What :func:`prepare` gives, if these processes can train it together."""
-    job = prepare(config)
-    outputs = job.terms.logits or job.terms.labels  # gradients are gathered from them on
-    if team.world > 1 and job.teacher is not None and not outputs:
+    prepared = prepare(config)
+    outputs = prepared.terms.logits or prepared.terms.labels  # gradients are gathered from them on
+    if dist.world > 1 and prepared.teacher is not None and not outputs:
         raise ValueError(
             f"several processes need a term on the outputs, and --terms is {config.terms}: add "
             "logits or labels"
         )
-    return job
+    return prepared
 
 
 def _create(trainer: Trainer, command: list[str]) -> None:
@@ -109,12 +109,12 @@ def _last_bytes(trainer: Trainer, network: int) -> int:
     return network * (1 + moments + bool(trainer.config.ema)) + signs
 
 
-def _built(job: Job, team: Team, folder: RunFolder | None) -> Trainer:
+def _built(prepared: PreparedRun, dist: Distributed, folder: RunFolder | None) -> Trainer:
     """A trainer, and the one of binary pre-training: a run of its own, in a folder inside."""
-    trainer = Trainer(job, team, folder)
-    if job.config.pretrain:
+    trainer = Trainer(prepared, dist, folder)
+    if prepared.config.pretrain:
         inner = None if folder is None else RunFolder(folder.path / "pretrain")
-        trainer.before = Trainer(prepare(_stage_config(job.config)), team, inner)
+        trainer.before = Trainer(prepare(_stage_config(prepared.config)), dist, inner)
         trainer.before.stage = "pre-training"
     return trainer
 
@@ -129,8 +129,8 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
     """
     folder = RunFolder(out)
     config = folder.options() if folder.config.is_file() else Config()
-    team = _team(config)
-    team.first(folder.open)
+    dist = _join(config)
+    dist.on_main(folder.open)
     with _closing_if_refused(folder):
         if not folder.config.is_file():
             raise ValueError(f"{str(out)!r} is not on every machine: put it where all see it")
@@ -138,9 +138,11 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
         # Before anything is built: what config.json names may be a file that is executed.
         kept = saved[1].get("config")
         told = [] if accept_changes else require_same(config, kept, folder.path, _CURE)
-        job = _prepared(config, team)
-        job = replace(job, notes=(*(f"config.json now has {words}" for words in told), *job.notes))
-        trainer = (Trainer if begun(saved[1]) else _built)(job, team, folder)
+        prepared = _prepare_together(config, dist)
+        prepared = replace(
+            prepared, notes=(*(f"config.json now has {words}" for words in told), *prepared.notes)
+        )
+        trainer = (Trainer if begun(saved[1]) else _built)(prepared, dist, folder)
         _take_up(trainer, folder, saved, accept_changes)
     return trainer
 
@@ -161,10 +163,10 @@ def _take_up(trainer: Trainer, folder: RunFolder, saved: Saved, accept: bool) ->
     if begun(state):
         with _fitting(folder.last):
             trainer.begin(tensors, state)
-        trainer.team.first(lambda: _require_room(trainer, folder))
+        trainer.dist.on_main(lambda: _require_room(trainer, folder))
     elif before is not None and before.folder is not None:
         _take_up_stage(before, before.folder, bool(state.get("staged")), accept)
-    trainer.team.first(lambda: _resume_records(trainer, folder, accept))
+    trainer.dist.on_main(lambda: _resume_records(trainer, folder, accept))
     if accept:
         _rebind(trainer, folder)
 
@@ -192,24 +194,24 @@ def _rebind(trainer: Trainer, folder: RunFolder) -> None:
     """Let the checkpoints belong to the configuration that was accepted."""
     if not trainer.begun:
         state = nothing_yet(trainer.config, staged=trainer.before is not None)
-        trainer.team.first(lambda: save_checkpoint(folder.last, {}, state))
+        trainer.dist.on_main(lambda: save_checkpoint(folder.last, {}, state))
         return
     trainer.save()
-    trainer.team.first(lambda: rebind(folder.model, trainer.config))
+    trainer.dist.on_main(lambda: rebind(folder.model, trainer.config))
 
 
 def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -> None:
     if made:
-        stage.team.first(lambda: inner.require(inner.config, "the stage before"))
-    if stage.team.share(inner.config.is_file()):
-        stage.team.first(inner.open)
+        stage.dist.on_main(lambda: inner.require(inner.config, "the stage before"))
+    if stage.dist.broadcast(inner.config.is_file()):
+        stage.dist.on_main(inner.open)
         with _closing_if_refused(inner):
             saved = inner.checkpoint()
             if not accept:
                 require_same(stage.config, saved[1].get("config"), inner.path, _CURE)
             _take_up(stage, inner, saved, accept)
     else:  # killed while the folders were made
-        stage.team.first(lambda: inner.create(stage.config, []))
+        stage.dist.on_main(lambda: inner.create(stage.config, []))
 
 
 @contextmanager
@@ -241,29 +243,29 @@ def _first(strength: str | None, schedule: Schedule | None) -> str | None:
     return None if schedule is None else f"{schedule(0.0):g}"
 
 
-def load_network(out: str | Path) -> tuple[nn.Module, Job]:
-    """The best hard network of a run, in eval mode, and the job that it was trained for."""
+def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:
+    """The best hard network of a run, in eval mode, and the run that it was trained in."""
     folder = RunFolder(out)
     config = folder.options()
     bare = replace(config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0)
     tensors, state = load_checkpoint(folder.model)
     if "config" in state:
         require_same(config, state["config"], folder.path)
-    job = prepare(bare)
+    prepared = prepare(bare)
     with _fitting(folder.model):
-        require_like(tensors, job.model.state_dict(), "the network")
-        job.model.load_state_dict(tensors)
-        restore_quantizers(job.model, state.get("quantizers"))
-    return job.model.eval(), job
+        require_like(tensors, prepared.model.state_dict(), "the network")
+        prepared.model.load_state_dict(tensors)
+        restore_quantizers(prepared.model, state.get("quantizers"))
+    return prepared.model.eval(), prepared
 
 
 def evaluate(out: str | Path, part: str = "test") -> dict[str, Any]:
     """Accuracy of a run's best hard network on the test (or validation) images."""
-    model, job = load_network(out)
-    team = Team(job.config.precision, job.config.cpu)
-    loader = job.loader(part, False, team.device, team.rank, team.world)
-    with team.autocast():
-        right, seen = team.total(*count_right(model.to(team.device), loader.epoch(0)))
+    model, prepared = load_network(out)
+    dist = Distributed(prepared.config.precision, prepared.config.cpu)
+    loader = prepared.loader(part, False, dist.device, dist.rank, dist.world)
+    with dist.autocast():
+        right, seen = dist.all_sum(*count_right(model.to(dist.device), loader.epoch(0)))
     return {"run": str(out), "part": part, "n": int(seen), "hard": right / max(seen, 1)}
 
 

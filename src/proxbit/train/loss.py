@@ -12,18 +12,18 @@ from torch.nn import functional
 from proxbit.data.mixing import smoothed
 from proxbit.nn import BinaryProduct, overflow_penalty
 from proxbit.train.distillation import Distiller
-from proxbit.train.setup import Job
+from proxbit.train.setup import PreparedRun
 
 
 class Loss:
     """The loss of one network on a batch."""
 
-    def __init__(self, job: Job, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, prepared: PreparedRun, model: nn.Module, device: torch.device) -> None:
         """Put hooks on the network and its teacher, if it has one."""
-        self.model, self.config, self.distiller = model, job.config, None
-        self.classes = len(job.data.classes)
-        if job.teacher is not None:
-            self.distiller = Distiller(model, job.teacher.to(device), job.terms)
+        self.model, self.config, self.distiller = model, prepared.config, None
+        self.classes = len(prepared.data.classes)
+        if prepared.teacher is not None:
+            self.distiller = Distiller(model, prepared.teacher.to(device), prepared.terms)
 
     def __call__(self, run: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         """The loss of ``run``: the network as it is wrapped to be called."""

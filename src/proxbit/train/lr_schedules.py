@@ -12,13 +12,13 @@ from proxbit.binarization.conversion import latent_parameters
 from proxbit.train.config import Config
 
 
-def rate_at(step: int, steps: int, warmup: float, decay: str) -> float:
+def lr_at(step: int, steps: int, warmup: float, decay: str) -> float:
     """The learning rate of a step as a share of the highest one.
 
     It rises linearly over the first ``warmup`` of the steps and falls to 0 afterwards. A function
     of the step alone, so that a resumed run cannot differ.
 
-    >>> [round(rate_at(step, 10, 0.2, "linear"), 2) for step in (0, 1, 2, 6, 10)]
+    >>> [round(lr_at(step, 10, 0.2, "linear"), 2) for step in (0, 1, 2, 6, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
     """
     rising = math.ceil(warmup * steps)
@@ -30,7 +30,7 @@ def rate_at(step: int, steps: int, warmup: float, decay: str) -> float:
     return 1 - progress if decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
+def set_lr(optimizer: Optimizer, rate: float) -> None:
     """Give every group of parameters the same rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate

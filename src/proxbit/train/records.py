@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from proxbit.util.files import write_atomically
-from proxbit.util.schema import parse_json, record_from
+from proxbit.util.jsonl import read_lines
+from proxbit.util.schema import record_from
 
 _Number: TypeAlias = float
 _Share: TypeAlias = float | None  # these names because a field of Result is called float
@@ -100,24 +100,9 @@ class Result:
     seconds: _Number
 
 
-def append_record(path: Path, record: Record) -> None:
-    """One more line at the end of a metrics file, on the disk before this returns."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record.to_dict()) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def read_records(path: Path) -> list[Record]:
     """The records of a metrics file; a last line that a kill cut off does not count."""
-    if not path.is_file():
-        return []
-    try:
-        *lines, _ = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    numbered = [(f"{path}, line {i}", line) for i, line in enumerate(lines, 1)]
-    return [record_from(Record, parse_json(line, where), where) for where, line in numbered]
+    return [record_from(Record, values, where) for where, values in read_lines(path)]
 
 
 def keep_records(path: Path, records: list[Record], step: int) -> None:

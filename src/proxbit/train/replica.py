@@ -45,7 +45,7 @@ def require_states(given: Any, own: dict[str, dict[str, Any]]) -> None:
             raise ValueError(f"the state of quantizer {name!r} is out of range: {state!r}")
 
 
-def rest_shifts(model: nn.Module) -> None:
+def freeze_hard_shifts(model: nn.Module) -> None:
     """The shift of a hard weight acts no more: nobody must wait for its gradient, as DDP does."""
     for weight in binary_weights(model):
         if weight.quantizer.shift is not None:

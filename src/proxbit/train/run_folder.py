@@ -19,7 +19,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,22 +28,22 @@ from proxbit._version import __version__
 from proxbit.train.binding import begun, nothing_yet
 from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
 from proxbit.train.config import Config, read_config
-from proxbit.util.files import is_leftover, lock_folder, remove_leftovers, write_atomically
+from proxbit.util.files import remove_leftovers, write_atomically
+from proxbit.util.folders import SoleFolder
 from proxbit.util.text import size
 
 
-class RunFolder:
+class RunFolder(SoleFolder):
     """One folder for one run; a second process cannot write into it at the same time."""
 
     def __init__(self, path: str | Path) -> None:
         """Name the files; nothing is touched yet."""
-        self.path = Path(path)
+        super().__init__(path, "training in")
         self.config = self.path / "config.json"
         self.metrics = self.path / "metrics.jsonl"
         self.last = self.path / "last.safetensors"
         self.model = self.path / "model.safetensors"
         self.result = self.path / "result.json"
-        self._lock: IO[str] | None = None
 
     def options(self) -> Config:
         """The configuration of the run that this folder must hold."""
@@ -51,24 +51,13 @@ class RunFolder:
             raise ValueError(f"{str(self.path)!r} is not the folder of a run: no config.json in it")
         return read_config(self.config)
 
-    def refuse_used(self) -> None:
-        """A new run begins in a folder that is not there or empty: nothing is overwritten."""
-        if not self.path.exists():
-            return
-        inside = () if not self.path.is_dir() else self.path.iterdir()
-        if not self.path.is_dir() or any(not self._left_by_kill(each) for each in inside):
-            raise ValueError(
-                f"{str(self.path)!r} exists and is not empty: choose another --out, or continue "
-                f"with --resume {self.path}"
-            )
-
-    def _left_by_kill(self, path: Path) -> bool:
+    def is_left_by_kill(self, path: Path) -> bool:
         """Whether a file was left by a run that was killed before it had a folder."""
         if self.config.exists():
             return False
         if path == self.last:
             return not begun(load_checkpoint(path)[1])
-        return path.name in (".lock", "about.json") or is_leftover(path.name)
+        return path.name == "about.json" or super().is_left_by_kill(path)
 
     def create(self, config: Config, command: list[str]) -> None:
         """Begin, or say why nothing can be written.
@@ -77,17 +66,10 @@ class RunFolder:
         """
         self.refuse_used()
         circumstances = about(command)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.lock()
+        with self.making():
             self.write("about.json", circumstances)
             save_checkpoint(self.last, {}, nothing_yet(config))
             self.write("config.json", asdict(config))
-        except BaseException as error:
-            self.close()
-            if not isinstance(error, OSError):
-                raise
-            raise ValueError(f"cannot write into {str(self.path)!r}: {error.strerror}") from error
 
     def open(self) -> None:
         """Continue, as the only process that writes."""
@@ -107,15 +89,6 @@ class RunFolder:
                 f"{file.name}, {what}, is missing in {str(self.path)!r}: put it back, or begin a "
                 f"new run with  proxbit train --config {self.config}"
             )
-
-    def lock(self) -> None:
-        """Keep other processes out until this one ends."""
-        self._lock = lock_folder(self.path, "training in")
-
-    def close(self) -> None:
-        """Let others in."""
-        if self._lock is not None:
-            self._lock.close()
 
     def require_space(self, needed: int) -> None:
         """Refuse to begin or go on where the checkpoints will not fit."""

@@ -15,13 +15,13 @@ MOST = 0.6  # of the steps before hardening, in which a method sees signs by def
 FROZEN = {"default": 0.15, "paper": 0.0}  # the paper's strengths end with the last step
 
 
-def settled(config: Config) -> Config:
+def resolve_method(config: Config) -> Config:
     """The configuration with its method's own settings written out where none were asked for.
 
     A run keeps them: it goes on as it began even where another version has other defaults. What no
     option can say (a scale or a schedule of a special kind) stays open.
 
-    >>> settled(Config(method="bnn++")).strength, settled(Config(method="bnn++")).unit
+    >>> resolve_method(Config(method="bnn++")).strength, resolve_method(Config(method="bnn++")).unit
     ('1:3:log', 'current')
     """
     method = methods.method(config.method, config.settings)

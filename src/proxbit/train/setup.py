@@ -25,20 +25,20 @@ from proxbit.nn.attention_norm import add_attention_norms, attentions
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 from proxbit.train.norm_calibration import calibrate_norms
-from proxbit.train.settings import parse_strength, settled
+from proxbit.train.settings import parse_strength, resolve_method
 from proxbit.util.notices import SettingsWarning
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 RELUS: dict[str, type[nn.Module] | str] = {
     "keep": "keep", "hardtanh": nn.Hardtanh, "prelu": nn.PReLU, "identity": nn.Identity,
 }  # fmt: skip
 FOLDER_CROP = 0.875  # images of a folder are tested on the middle of a larger one
-RATES = {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}
-INPUT_RATES = RATES | {"adam": 1e-2}  # with binary inputs
+LRS = {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}
+INPUT_LRS = LRS | {"adam": 1e-2}  # with binary inputs
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PreparedRun:
     """A run that is ready to begin.
 
     Attributes:
@@ -78,7 +78,7 @@ class Job:
         return "validation" if self.config.val_split else "test"
 
 
-def prepare(config: Config) -> Job:
+def prepare(config: Config) -> PreparedRun:
     """Open the data, build the network, load its weights and make it binary.
 
     Every random choice follows from the seed; torch's own generator is left as it was.
@@ -89,7 +89,7 @@ def prepare(config: Config) -> Job:
         mean, std = _expected(config.normalize, data.channels)
         data = replace(data, mean=mean, std=std)
     if config.val_split:
-        data = data.hold_back(config.val_split, seed=config.seed)
+        data = data.with_val_split(config.val_split, seed=config.seed)
     if config.batch_size > (count := data.count("train")):
         raise ValueError(
             f"a batch of {config.batch_size} is more than the {count} training images of "
@@ -105,15 +105,15 @@ def prepare(config: Config) -> Job:
         teacher = _teacher(config, data, model) if method.binary else None
         start = None if config.weights is None else copy.deepcopy(model)
         notes = (note,) if note else ()
-        job = Job(config, data, model, teacher, terms, start, notes, (0, 0))
+        prepared = PreparedRun(config, data, model, teacher, terms, start, notes, (0, 0))
         if not method.binary:
             model.to(memory_format=_layout(model))  # type: ignore[call-overload]
             size_float = sum(t.nbytes for t in model.state_dict().values())
-            return replace(job, sizes=(size_float, size_float))
-        job = _binary(job)
+            return replace(prepared, sizes=(size_float, size_float))
+        prepared = _binary(prepared)
         if teacher is not None:  # what it cannot compare is said now, not when training begins
-            Distiller(job.model, teacher, terms).close()
-        return job
+            Distiller(prepared.model, teacher, terms).close()
+        return prepared
 
 
 def _expected(normalize: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -145,7 +145,7 @@ def resolve(config: Config, model: nn.Module) -> Config:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
         raise ValueError("an end-to-end run starts from random weights: leave out --weights")
-    config = settled(config)
+    config = resolve_method(config)
     if (config.frozen or 0) + (config.sharp or 0) >= 1:
         raise ValueError(
             f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
@@ -160,7 +160,7 @@ def resolve(config: Config, model: nn.Module) -> Config:
         "pipeline": "fine-tune" if tuned else "end-to-end",
         "augment": "timm" if attends else "crop",
         "optimizer": optimizer,
-        "lr": (INPUT_RATES if binary and config.task != "BW" and not alike else RATES)[optimizer],
+        "lr": (INPUT_LRS if binary and config.task != "BW" and not alike else LRS)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
         # The rule of binarize, written down: a run keeps it where another version has another.
         "relu": "keep" if config.task == "BW" else replacement(method).__name__.lower(),
@@ -197,12 +197,12 @@ def _teacher(config: Config, data: Any, model: nn.Module) -> nn.Module | None:
     return copy.deepcopy(model).eval()
 
 
-def _binary(job: Job) -> Job:
+def _binary(prepared: PreparedRun) -> PreparedRun:
     """Add the norms, make the layers binary."""
-    config, model = job.config, job.model
+    config, model = prepared.config, prepared.model
     if config.attention_norm:
         add_attention_norms(model)
-        batches = job.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
+        batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
             calibrate_norms(model, [x for x, _ in islice(batches, 4)])
     with warnings.catch_warnings():
@@ -213,8 +213,10 @@ def _binary(job: Job) -> Job:
         )  # fmt: skip
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
     line = f"{sum(each.binary for each in report.layers)} of {len(report.layers)} layers are binary"
-    notes = (*job.notes, line, *report.notes)
-    return replace(job, notes=notes, sizes=(report.bytes_float, _packed_bytes(job, report)))
+    notes = (*prepared.notes, line, *report.notes)
+    return replace(
+        prepared, notes=notes, sizes=(report.bytes_float, _packed_bytes(prepared, report))
+    )
 
 
 def _method(config: Config) -> Method:
@@ -228,16 +230,16 @@ def _method(config: Config) -> Method:
     )  # fmt: skip
 
 
-def _packed_bytes(job: Job, report: Report) -> int:
+def _packed_bytes(prepared: PreparedRun, report: Report) -> int:
     """Bytes of the file that ``proxbit pack`` will make of this run, if it is a binary one."""
     if not report.binary:
         return report.bytes_packed
-    return planned_bytes(job.model, job.data.classes, input_of(job))
+    return planned_bytes(prepared.model, prepared.data.classes, input_of(prepared))
 
 
-def input_of(job: Job) -> dict[str, Any]:
+def input_of(prepared: PreparedRun) -> dict[str, Any]:
     """What the network of a run expects, for the header of its file."""
-    data, side = job.data, job.config.image_size
+    data, side = prepared.data, prepared.config.image_size
     crop = {} if isinstance(data, ImageSet) else {"crop": FOLDER_CROP}
     form = {"shape": [data.channels, side, side], "mean": list(data.mean), "std": list(data.std)}
     return form | crop
@@ -263,6 +265,6 @@ def _terms(config: Config, model: nn.Module) -> Terms:
     known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}
     odd = [name for name in names if name not in known]
     if odd:
-        raise ValueError(unknown("term of distillation", odd[0], known))
+        raise ValueError(unknown_name_message("term of distillation", odd[0], known))
     weights = {name: known[name] if name in names else 0.0 for name in known}
     return Terms(**weights, per_sample=config.per_sample)

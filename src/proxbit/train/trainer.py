@@ -24,23 +24,24 @@ from proxbit.train.checkpoint import (
     save_checkpoint,
     under,
 )
-from proxbit.train.distributed import Team
+from proxbit.train.distributed import Distributed
 from proxbit.train.divergence import Interrupted, refuse_broken, refuse_divergence
-from proxbit.train.evaluation import Judge
+from proxbit.train.evaluation import Evaluator
 from proxbit.train.loss import Loss
-from proxbit.train.lr_schedules import make_optimizer, rate_at, set_rate
+from proxbit.train.lr_schedules import lr_at, make_optimizer, set_lr
 from proxbit.train.progress import Progress, read_progress
-from proxbit.train.records import Record, Result, append_record
+from proxbit.train.records import Record, Result
 from proxbit.train.replica import (
     Average,
     Signs,
+    freeze_hard_shifts,
     full_state,
     quantizer_states,
-    rest_shifts,
     restore_quantizers,
 )
 from proxbit.train.run_folder import RunFolder
-from proxbit.train.setup import Job
+from proxbit.train.setup import PreparedRun
+from proxbit.util.jsonl import append_line
 
 SAVE_SECONDS = 300.0
 
@@ -55,13 +56,15 @@ class Trainer:
         stop: Asked now and then; when it says yes, the run is saved and ends.
     """
 
-    def __init__(self, job: Job, team: Team, folder: RunFolder | None = None) -> None:
+    def __init__(
+        self, prepared: PreparedRun, dist: Distributed, folder: RunFolder | None = None
+    ) -> None:
         """Put every part on its device; :meth:`begin` must follow."""
-        self.job, self.config, self.team, self.folder = job, job.config, team, folder
-        self.core = job.model.to(team.device)
+        self.prepared, self.config, self.dist, self.folder = prepared, prepared.config, dist, folder
+        self.core = prepared.model.to(dist.device)
         self.binary = any(w.quantizer.method.binary for w in binary_weights(self.core))
-        self.judge, self.progress = Judge(job, team, self.core), Progress()
-        self.train = job.loader("train", True, team.device, team.rank, team.world)
+        self.evaluator, self.progress = Evaluator(prepared, dist, self.core), Progress()
+        self.train = prepared.loader("train", True, dist.device, dist.rank, dist.world)
         self.epoch_steps = min(
             self.train.steps, self.config.max_steps_per_epoch or self.train.steps
         )
@@ -79,19 +82,21 @@ class Trainer:
         """Make the optimizer and its hooks; with a checkpoint, take up where it was written."""
         if tensors is not None:
             self._take_network(under("model", tensors), state)
-        elif self.job.start is not None:
-            self.progress.start = self.judge.accuracy(self.job.start.to(self.team.device).eval())
-        rest_shifts(self.core)
-        optimizer = make_optimizer(self.core, self.config)
-        set_rate(optimizer, self.rate)
-        self.model, self.optimizer = self.team.prepare(self.core, optimizer)
+        elif self.prepared.start is not None:
+            self.progress.start = self.evaluator.accuracy(
+                self.prepared.start.to(self.dist.device).eval()
+            )
+        freeze_hard_shifts(self.core)
+        self.model = self.dist.wrap(self.core)
+        self.optimizer = make_optimizer(self.core, self.config)
+        set_lr(self.optimizer, self.lr)
         if binary_weights(self.core):
-            attach(self.core, self.raw, steps=max(self.soft_steps, 1))
+            attach(self.core, self.optimizer, steps=max(self.soft_steps, 1))
         self.average = Average(self.core, self.config.ema) if self.config.ema else None
         self.signs = Signs.of(self.core)
         if tensors is not None:
             self._continue(tensors, state)
-        self.loss = Loss(self.job, self.core, self.team.device)
+        self.loss = Loss(self.prepared, self.core, self.dist.device)
         self.begun = True
 
     def _take_network(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -103,10 +108,10 @@ class Trainer:
 
     def _continue(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """All else out of a checkpoint, after the optimizer and its hooks were made."""
-        load_optimizer(self.core, self.raw, under("optimizer", tensors))
-        self.team.load_scaler(state.get("scaler", {}))
+        load_optimizer(self.core, self.optimizer, under("optimizer", tensors))
+        self.dist.load_scaler(state.get("scaler", {}))
         restore_quantizers(self.core, state.get("quantizers"))  # the hooks began a schedule
-        signs, device = under("signs", tensors), self.team.device
+        signs, device = under("signs", tensors), self.dist.device
         require_like(signs, self.signs.values, "the record of signs")
         self.signs = Signs({name: t.to(device) for name, t in signs.items()})
         if self.average is not None:
@@ -115,16 +120,10 @@ class Trainer:
             self.average.load(average)
 
     @property
-    def raw(self) -> torch.optim.Optimizer:
-        """The optimizer inside whatever accelerate has put around it."""
-        inner: torch.optim.Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        return inner
-
-    @property
-    def rate(self) -> float:
+    def lr(self) -> float:
         """The learning rate of the next step."""
         config = self.config
-        share = rate_at(self.progress.step, self.steps, config.warmup, config.lr_schedule)
+        share = lr_at(self.progress.step, self.steps, config.warmup, config.lr_schedule)
         return share * (config.lr or 0.0)
 
     @property
@@ -188,8 +187,8 @@ class Trainer:
     def _step(self, x: Tensor, y: Tensor) -> None:
         """One optimizer step; the batch may be computed in parts."""
         # Dropout must not depend on how often the run was interrupted, nor repeat in each process.
-        _seed(self.team.device, _mixed(self.config.seed, self.progress.step, self.team.rank))
-        set_rate(self.raw, self.rate)
+        _seed(self.dist.device, _mixed(self.config.seed, self.progress.step, self.dist.rank))
+        set_lr(self.optimizer, self.lr)
         parts = list(
             zip(
                 x.chunk(self.config.grad_accum_steps),
@@ -201,24 +200,24 @@ class Trainer:
         # Only now: freed after the step, gradients let the heap shrink and grow again each time.
         self.optimizer.zero_grad()
         for i, (part, target) in enumerate(parts):
-            with self.team.no_sync(self.model, last=i + 1 == len(parts)):
-                with self.team.autocast():
+            with self.dist.no_sync(last=i + 1 == len(parts)):
+                with self.dist.autocast():
                     loss = self.loss(self.model, part, target) * (len(part) / len(x))
                 losses.append(loss.detach())
-                self.team.backward(loss)
+                self.dist.backward(loss)
         # The mean over all processes, so that they refuse it together or not at all.
-        (self.last_loss,) = self.team.total(float(sum(losses)) / self.team.world)
+        (self.last_loss,) = self.dist.all_sum(float(sum(losses)) / self.dist.world)
         self._refuse_divergence(self.last_loss, x)
         if self.config.clip_norm is not None:
-            self.team.clip(self.model, self.config.clip_norm)
-        self.optimizer.step()
+            self.dist.clip_grad_norm(self.model, self.optimizer, self.config.clip_norm)
+        self.dist.step(self.optimizer)
         if self.average is not None:
             self.average.update(self.core)
         self.progress.loss += self.last_loss
         self.progress.step += 1
 
     def _refuse_divergence(self, loss: float, x: Tensor) -> None:
-        with self.team.autocast():
+        with self.dist.autocast():
             refuse_divergence(loss, self.progress.step, self.core, x)
 
     def _change_phase(self) -> None:
@@ -230,15 +229,15 @@ class Trainer:
         """Make the network hard: from here on signs stay and the rest trains."""
         if self.average is not None:
             self.average.write_to(self.core)
-        self.progress.soft = self.judge.measure(self.core, self.average)
-        self.progress.hardened = self.judge.measure_hard()
+        self.progress.soft = self.evaluator.measure(self.core, self.average)
+        self.progress.hardened = self.evaluator.measure_hard()
         harden(self.core)
         with torch.no_grad():
-            fresh = self.judge.replica.model.buffers()
+            fresh = self.evaluator.replica.model.buffers()
             for mine, value in zip(self.core.buffers(), fresh, strict=True):
                 mine.copy_(value)  # batch-norm statistics of the hard network
-        rest_shifts(self.core)
-        self.model = self.team.rewrap(self.model, self.core)
+        freeze_hard_shifts(self.core)
+        self.model = self.dist.rewrap(self.core)
         self.model.train()
         if self.average is not None:
             self.average = Average(self.core, self.config.ema)
@@ -246,9 +245,9 @@ class Trainer:
     def _close_epoch(self, began: float) -> Record:
         """Evaluate, keep the best, write the record and the checkpoint."""
         refuse_broken(self.core, self.progress.step)
-        soft = hard = self.judge.measure(self.core, self.average)
+        soft = hard = self.evaluator.measure(self.core, self.average)
         if self.phase in ("soft", "sharp"):
-            hard = self.judge.measure_hard()
+            hard = self.evaluator.measure_hard()
             self.progress.soft, self.progress.hardened = soft, hard
         best = hard > self.progress.best
         record = self._record(soft, hard, best, time.monotonic() - began)
@@ -257,8 +256,8 @@ class Trainer:
         self.progress.loss = self.progress.seconds = 0.0
         if best:
             self._keep_best(record)
-        if self.folder is not None and self.team.main:
-            append_record(self.folder.metrics, record)
+        if self.folder is not None and self.dist.main:
+            append_line(self.folder.metrics, record.to_dict())
         self.save()
         return record
 
@@ -272,32 +271,33 @@ class Trainer:
         loss = self.progress.loss / self.epoch_steps
         return Record(
             epoch=self.epoch, step=self.progress.step, phase=self.phase, loss=loss,
-            lr=float(self.raw.param_groups[0]["lr"]), strength=strength, soft=soft, hard=hard,
+            lr=float(self.optimizer.param_groups[0]["lr"]), strength=strength, soft=soft, hard=hard,
             flips=flips, saturated=saturated, overflow=overflow, seconds=seconds,
-            part=self.job.part, best=best,
+            part=self.prepared.part, best=best,
         )  # fmt: skip
 
     def _keep_best(self, record: Record) -> None:
         """The best hard network, as an ordinary state_dict."""
-        if self.folder is not None and self.team.main:
-            model = self.judge.replica.model
+        if self.folder is not None and self.dist.main:
+            model = self.evaluator.replica.model
             state = {"quantizers": quantizer_states(model), "record": record.to_dict()}
             state |= bound(self.config)
             save_checkpoint(self.folder.model, model.state_dict(), state)
 
     def _finish(self) -> None:
         """The final figures, once."""
-        if self.folder is not None and self.team.main:
+        if self.folder is not None and self.dist.main:
             self.folder.write("result.json", self.result())
 
     def result(self) -> dict[str, Any]:
         """Float, soft and hard accuracy, their gap, sizes and time, as plain values."""
-        now, config, job = self.progress, self.config, self.job
+        now, config, prepared = self.progress, self.config, self.prepared
         result = Result(
-            method=config.method, task=config.task, seed=config.seed, part=job.part,
-            n=job.data.count(job.part), float=now.start, soft=now.soft, hardened=now.hardened,
-            hard=now.best, gap=None if now.soft is None else now.soft - now.best,
-            bytes_float=job.sizes[0], bytes_packed=job.sizes[1], steps=now.step,
+            method=config.method, task=config.task, seed=config.seed, part=prepared.part,
+            n=prepared.data.count(prepared.part), float=now.start, soft=now.soft,
+            hardened=now.hardened, hard=now.best,
+            gap=None if now.soft is None else now.soft - now.best,
+            bytes_float=prepared.sizes[0], bytes_packed=prepared.sizes[1], steps=now.step,
             epochs=config.epochs, seconds=now.spent,
         )  # fmt: skip
         return asdict(result)
@@ -305,7 +305,7 @@ class Trainer:
     def _maybe_save(self) -> None:
         """Save when it is time, or when the user wants to stop; all processes decide together."""
         asked, due = self.stop(), time.monotonic() - self.saved_at > SAVE_SECONDS
-        asked, due = (bool(n) for n in self.team.total(float(asked), float(due)))
+        asked, due = (bool(n) for n in self.dist.all_sum(float(asked), float(due)))
         if asked or due:
             refuse_broken(self.core, self.progress.step)
             self.save()
@@ -318,18 +318,18 @@ class Trainer:
         if self.folder is None:
             return
         tensors = prefixed("model", full_state(self.core))
-        tensors |= prefixed("optimizer", optimizer_tensors(self.core, self.raw))
+        tensors |= prefixed("optimizer", optimizer_tensors(self.core, self.optimizer))
         tensors |= prefixed("signs", self.signs.values)
         if self.average is not None:
             tensors |= prefixed("average", self.average.whole())
         state = {
             "progress": asdict(self.progress),
             "quantizers": quantizer_states(self.core),
-            "scaler": self.team.scaler_state(),
+            "scaler": self.dist.scaler_state(),
         } | bound(self.config)
-        if self.team.main:
+        if self.dist.main:
             save_checkpoint(self.folder.last, tensors, state)
-        self.team.wait()
+        self.dist.barrier()
 
 
 def _seed(device: torch.device, seed: int) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 try:
     import fcntl
-except ImportError as missing:  # Windows has no such locks
-    raise ImportError("proxbit runs on Linux and macOS; on Windows use it inside WSL") from missing
+except ImportError:  # not on Windows: there, nothing keeps two processes out of one folder
+    fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = ".tmp"
 LOCK = ".lock"
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # as far as there are any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -36,7 +37,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Let the names in a folder reach the disk."""
+    """Let the names in a folder reach the disk; only POSIX opens folders."""
+    if os.name != "posix":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -48,7 +51,7 @@ def lock_folder(folder: Path, doing: str) -> IO[str]:
     """Keep other processes out of a folder until the file that this returns is closed."""
     lock = open_lock(folder / LOCK)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock, wait=False)
     except BlockingIOError:
         lock.close()
         raise ValueError(
@@ -57,10 +60,16 @@ def lock_folder(folder: Path, doing: str) -> IO[str]:
     return lock
 
 
+def lock_file(file: IO[Any], *, wait: bool = True) -> None:
+    """Keep other processes from locking a file until it is closed; no more than a promise."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
 def open_lock(path: Path) -> IO[str]:
     """The file of a lock, made if need be; what it may hold stays, and links are refused."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666)
     except OSError as error:
         if path.is_symlink():
             raise ValueError(f"{str(path)!r} is a link, and a lock is a file: remove it") from error
@@ -68,12 +77,17 @@ def open_lock(path: Path) -> IO[str]:
     return os.fdopen(handle, "r+")
 
 
+def user() -> int:
+    """The number of the user; 0 on Windows, as that of every file."""
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
 def private_folder(path: Path) -> Path:
     """A folder that no other user can read, write or put there before us; made if need be."""
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not ours or stat.S_IMODE(found.st_mode) & 0o077:
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == user()
+    if not ours or (os.name == "posix" and stat.S_IMODE(found.st_mode) & 0o077):
         raise ValueError(
             f"{str(path)!r} was put there by another user, or others can reach it: remove it, or "
             "set TMPDIR to a folder of your own"
@@ -87,7 +101,7 @@ def is_trusted(folder: str | Path) -> bool:
         found = Path(folder).stat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.getuid())
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, user())
 
 
 def is_leftover(name: str) -> bool:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 T = TypeVar("T")
 
-WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    tuple: "a list",
+}
 
 
 def read_json(path: str | Path) -> Any:
@@ -53,34 +61,58 @@ def record_from(kind: type[T], values: Any, source: str) -> T:
     names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
-            raise ValueError(f"{source}: {unknown('option', key, names)}")
+            raise ValueError(f"{source}: {unknown_name_message('option', key, names)}")
     for name in names:
         if name not in values:
             raise ValueError(f"{source} lacks {name}")
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     try:
-        check_types(kind, values)
-        return kind(**values)
+        whole = {name: _built(hint, values[name], source) for name, hint in hints.items()}
+        check_types(kind, whole)
+        return kind(**whole)
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
+        told = str(error).removeprefix(f"{source}: ")
+        raise ValueError(f"{source}: {told}") from None
+
+
+def _built(hint: Any, value: Any, source: str) -> Any:
+    """What JSON has no word for: a record inside of a record, and a tuple."""
+    if is_dataclass(hint):
+        return record_from(hint, value, source)  # type: ignore[arg-type]
+    return tuple(value) if get_origin(hint) is tuple and isinstance(value, list) else value
 
 
 def check_types(kind: type, values: dict[str, Any]) -> None:
     """One sentence for a value that is not of its field's type."""
-    for name, wanted in _kinds(kind).items():
+    for name, hint in _hints(kind).items():
+        wanted = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         if not any(_is(values[name], each) for each in wanted):
-            words = " or ".join(WORDS[each] for each in wanted if each in WORDS)
+            words = " or ".join(_word(each) for each in wanted if each is not type(None))
             raise ValueError(f"{name} must be {words}, not {values[name]!r}")
 
 
+def _word(hint: Any) -> str:
+    """What a value of this type is called."""
+    inside = [WORDS[each] for each in get_args(hint)[-1:] if each in WORDS]
+    return WORDS[get_origin(hint) or hint] + "".join(f" of {each} each" for each in inside)
+
+
 @cache
-def _kinds(kind: type) -> dict[str, tuple[type, ...]]:
-    """The types that each field of a dataclass allows."""
-    union = (Union, types.UnionType)
-    hints = get_type_hints(kind).items()
-    return {name: get_args(t) if get_origin(t) in union else (t,) for name, t in hints}
+def _hints(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass."""
+    return get_type_hints(kind)
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    kind: Any = get_origin(hint) or hint
+    inside = get_args(hint)
     if isinstance(value, bool):  # Python counts True as the whole number 1
         return kind is bool
-    return isinstance(value, int | float if kind is float else kind)
+    if kind is float:
+        return isinstance(value, int | float)
+    if not isinstance(value, kind):
+        return False
+    held = value.values() if kind is dict else value if kind in (list, tuple) else ()
+    return all(_is(each, inside[0] if kind is tuple else inside[-1]) for each in held)

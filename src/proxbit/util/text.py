@@ -118,10 +118,10 @@ def numbers(text: str) -> list[float]:
         return []
 
 
-def unknown(what: str, given: object, known: Iterable[str]) -> str:
+def unknown_name_message(what: str, given: object, known: Iterable[str]) -> str:
     """One sentence for a name that does not exist, with near matches first.
 
-    >>> unknown("scale", "Chanel", ["channel", "layer"])
+    >>> unknown_name_message("scale", "Chanel", ["channel", "layer"])
     "unknown scale 'Chanel': did you mean 'channel'? known: channel, layer"
     """
     names, word = list(known), str(given).lower()

@@ -21,7 +21,7 @@ from proxbit.experiments.report.parts import ResultsReport, Section
 from proxbit.experiments.report.tables import grid_table
 from proxbit.experiments.reproduce.results import ResultLine, read_results
 from proxbit.util.files import write_atomically
-from proxbit.util.text import few, unknown
+from proxbit.util.text import few, unknown_name_message
 
 FORMATS = ("html", "markdown", "csv")
 _ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv"}
@@ -33,7 +33,7 @@ def read_folders(folders: Sequence[str | Path]) -> list[ResultLine]:
     if not found:
         names = few([repr(str(folder)) for folder in folders])
         raise ValueError(f"no cell has run yet in {names}: begin with 'proxbit reproduce'")
-    return list({line.to_json(): line for line in found}.values())
+    return list({str(line): line for line in found}.values())
 
 
 def build_report(lines: Sequence[ResultLine], folders: Sequence[str | Path] = ()) -> ResultsReport:
@@ -82,7 +82,7 @@ def _several(values: Iterable[str], between: str = ", ") -> str:
 def render(lines: Sequence[ResultLine], form: str, folders: Sequence[str | Path] = ()) -> str:
     """The text of a report in one of FORMATS."""
     if form not in FORMATS:
-        raise ValueError(unknown("format", form, FORMATS))
+        raise ValueError(unknown_name_message("format", form, FORMATS))
     if form == "csv":
         return to_csv(outcomes(lines))
     return {"html": to_html, "markdown": to_markdown}[form](build_report(lines, folders))

@@ -13,7 +13,7 @@ from proxbit.experiments.reproduce.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.reproduce.run_sizes import SCALES, RunSize
 from proxbit.models import pretrained_classes
 from proxbit.train.config import Config
-from proxbit.train.settings import settled
+from proxbit.train.settings import resolve_method
 from proxbit.train.setup import resolve
 from proxbit.util.text import last_part
 
@@ -84,7 +84,7 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
         values["lr"] = GENTLY
     if not floats:
         values |= _lessons(cell, options, values)
-    return settled(Config(**(values | _switches(axes, scale))))
+    return resolve_method(Config(**(values | _switches(axes, scale))))
 
 
 def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +239,9 @@ def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
 
 def _as_now(config: Config) -> Config:
     """With today's defaults, as far as they can be told without executing a user's file."""
-    return settled(config) if ".py" in config.model else resolve(config, skeleton(config.model))
+    return (
+        resolve_method(config) if ".py" in config.model else resolve(config, skeleton(config.model))
+    )
 
 
 def _short(name: str, value: Any) -> Any:

@@ -18,11 +18,11 @@ from proxbit.experiments.reproduce.grids import (
     find_rows,
 )
 from proxbit.experiments.reproduce.run_sizes import SCALES
-from proxbit.util.text import table, unknown
+from proxbit.util.text import table, unknown_name_message
 
 
 @dataclass(frozen=True)
-class Wish:
+class CellQuery:
     """Which cells of a grid are wanted; nothing said means all.
 
     Attributes:
@@ -44,26 +44,28 @@ class Wish:
     seeds: tuple[int, ...] | None = None
 
 
-def rows_of(wish: Wish) -> tuple[Row, ...]:
+def rows_of(query: CellQuery) -> tuple[Row, ...]:
     """The rows that are wanted."""
-    return find_rows(find_grid(wish.grid), wish.scale, wish.rows)
+    return find_rows(find_grid(query.grid), query.scale, query.rows)
 
 
-def plan(wish: Wish, model: str | None = None) -> list[Cell]:
+def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
     """The cells that are wanted, in the order in which they run.
 
     ``model`` stands for the scale's own, whose blocks a grid may need.
     """
-    grid = find_grid(wish.grid)
+    grid = find_grid(query.grid)
     cells = [
-        cell for row in rows_of(wish) for cell in _cells(grid, row, wish.scale, wish.seeds, model)
+        cell
+        for row in rows_of(query)
+        for cell in _cells(grid, row, query.scale, query.seeds, model)
     ]
     for axis in ("pipeline", "task", "method"):
-        wanted = tuple(each.lower() for each in getattr(wish, f"{axis}s"))
+        wanted = tuple(each.lower() for each in getattr(query, f"{axis}s"))
         _refuse_unknown(axis, wanted, cells)
         cells = [each for each in cells if not wanted or each.axes[axis].lower() in wanted]
     if not cells:
-        raise ValueError(f"no cell of {grid.name} at scale {wish.scale} is all that was asked for")
+        raise ValueError(f"no cell of {grid.name} at scale {query.scale} is all that was asked for")
     return cells
 
 
@@ -71,7 +73,7 @@ def _refuse_unknown(axis: str, wanted: Sequence[str], cells: Sequence[Cell]) -> 
     known = list(dict.fromkeys(cell.axes[axis] for cell in cells))
     for name in wanted:
         if name not in [each.lower() for each in known]:
-            raise ValueError(unknown(axis, name, known))
+            raise ValueError(unknown_name_message(axis, name, known))
 
 
 def _cells(
@@ -96,7 +98,7 @@ def overview() -> str:
 
 def _size(grid: Grid, scale: str) -> str:
     try:
-        cells = plan(Wish(grid.name, scale))
+        cells = plan(CellQuery(grid.name, scale))
     except ValueError:  # its blocks are those of a model of timm
         return "needs timm"
     return f"{len(cells)}, {duration(total(cells, Options()))}"

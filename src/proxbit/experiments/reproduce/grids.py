@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from proxbit.experiments.reproduce.paper import PROTOCOLS
 from proxbit.experiments.reproduce.run_sizes import SCALES
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 AXES = ("model", "dataset", "pipeline", "task", "method", "protocols", "block", "bits")
 MAIN = ("FP", "PQ", "rPC", "BC", "PC", "BNN", "BNN+", "BNN++")
@@ -196,14 +196,14 @@ GRIDS: dict[str, Grid] = {grid.name: grid for grid in _GRIDS}
 def find_grid(name: str) -> Grid:
     """A grid by name."""
     if name not in GRIDS:
-        raise ValueError(unknown("grid", name, GRIDS))
+        raise ValueError(unknown_name_message("grid", name, GRIDS))
     return GRIDS[name]
 
 
 def find_rows(grid: Grid, scale: str, wanted: Iterable[str] = ()) -> tuple[Row, ...]:
     """The rows of a grid at a scale that any of the names or globs matches; without names all."""
     if scale not in SCALES:
-        raise ValueError(unknown("scale", scale, SCALES))
+        raise ValueError(unknown_name_message("scale", scale, SCALES))
     rows, wanted = grid.at(scale), tuple(wanted)
     for name in wanted:
         if not any(fnmatchcase(row.name, name) for row in rows):
@@ -219,7 +219,9 @@ def _refuse_row(grid: Grid, scale: str, name: str) -> None:
             f"row {name!r} of {grid.name} has no stand-in at scale {scale}: choose --scale paper, "
             f"or one of {', '.join(row.name for row in grid.at(scale))}"
         )
-    raise ValueError(unknown(f"row of {grid.name}", name, [row.name for row in grid.at(scale)]))
+    raise ValueError(
+        unknown_name_message(f"row of {grid.name}", name, [row.name for row in grid.at(scale)])
+    )
 
 
 def cells_of(

@@ -14,7 +14,7 @@ from proxbit.packfile.file import read
 from proxbit.theory import check
 from proxbit.train.config import Config
 from proxbit.train.run_folder import RunFolder
-from proxbit.train.settings import parse_strength, settled
+from proxbit.train.settings import parse_strength, resolve_method
 
 SECONDS = 1.5
 
@@ -41,7 +41,7 @@ def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None
 
 def verdict_of(config: Config) -> str:
     """What the theory says of a run's method at its strengths, phase by phase."""
-    config = settled(config)
+    config = resolve_method(config)
     frozen, sharp = config.frozen or 0.0, config.sharp or 0.0
     method = methods.method(
         config.method, config.settings, schedule=parse_strength(config.strength),

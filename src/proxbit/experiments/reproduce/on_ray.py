@@ -23,7 +23,7 @@ from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.experiments.reproduce.results import ResultLine, sole_writer
 from proxbit.experiments.reproduce.running import Event, Watch, finish_cell, ignore, run_cell, to_do
-from proxbit.util.files import is_trusted, private_folder
+from proxbit.util.files import is_trusted, private_folder, user
 from proxbit.util.text import first_line
 
 TRIES_MORE = 5  # times that a cell whose worker died is run again
@@ -102,7 +102,7 @@ def folder_here(folder: str) -> str:
     if is_trusted(folder):
         return folder
     digest = hashlib.blake2b(folder.encode(), digest_size=16).hexdigest()
-    own = Path(tempfile.gettempdir()) / f"proxbit-{os.getuid()}-{digest}"
+    own = Path(tempfile.gettempdir()) / f"proxbit-{user()}-{digest}"
     return str(private_folder(own))
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from proxbit.experiments.reproduce.grids import AXES, Cell
-from proxbit.util.files import lock_folder
-from proxbit.util.schema import parse_json
-from proxbit.util.text import unknown
+from proxbit.util.folders import SoleFolder
+from proxbit.util.jsonl import append_line, read_lines
+from proxbit.util.schema import record_from
 
 VERSION = 1
 FILE = "results.jsonl"
 NAMED = AXES[:5]
 MOST = 2**63  # no number of a line is larger: seeds, bytes, images, seconds
-_MAYBE_DICT, _MAYBE_TEXT = (dict, type(None)), (str, type(None))
-KINDS: dict[str, tuple[type, ...]] = {
-    "version": (int,), "grid": (str,), "row": (str,), "scale": (str,), "key": (dict,),
-    "seed": (int,), "config": (dict,), "result": _MAYBE_DICT, "error": _MAYBE_TEXT,
-    "curve": (list,), "verdict": (str,), "packed": _MAYBE_DICT, "commit": _MAYBE_TEXT,
-    "versions": (dict,), "device": (str,), "started": (str,), "seconds": (int, float),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,11 +71,11 @@ class ResultLine:
         """Whether the cell has a result."""
         return self.result is not None
 
-    def to_json(self) -> str:
-        """One line, with either a result or an error."""
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with either a result or an error."""
         values = {"version": self.version} | asdict(self)
         values.pop("error" if self.done else "result")
-        return json.dumps(values, allow_nan=False)
+        return values
 
 
 def read_results(folder: str | Path) -> list[ResultLine]:
@@ -93,24 +83,10 @@ def read_results(folder: str | Path) -> list[ResultLine]:
     path = Path(folder) / FILE
     if not path.is_file():
         raise ValueError(f"there are no results in {str(folder)!r}: no {FILE} in it")
-    try:
-        *lines, tail = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    whole = lines if _torn(tail) else [*lines, tail]
-    return [_line(text, f"{path}, line {i}") for i, text in enumerate(whole, 1)]
+    return [_line(values, where) for where, values in read_lines(path)]
 
 
-def _torn(tail: str) -> bool:
-    """Whether what follows the last newline is not a whole line."""
-    try:
-        return not isinstance(json.loads(tail), dict)
-    except (ValueError, RecursionError):  # the latter from brackets without end
-        return True
-
-
-def _line(text: str, where: str) -> ResultLine:
-    values = parse_json(text, where)
+def _line(values: Any, where: str) -> ResultLine:
     if not isinstance(values, dict):
         raise ValueError(f"{where} holds {type(values).__name__}, not a result")
     version = values.get("version")
@@ -121,31 +97,13 @@ def _line(text: str, where: str) -> ResultLine:
         )
     if ("result" in values) == ("error" in values):
         raise ValueError(f"{where} must hold either a result or an error")
-    whole: dict[str, Any] = {"result": None, "error": None} | values
-    _check(whole, where)
-    return ResultLine(**whole)
-
-
-def _check(values: dict[str, Any], where: str) -> None:
-    """One sentence for a name or a value that a line cannot have."""
-    for name in values:
-        if name not in KINDS:
-            raise ValueError(f"{where}: {unknown('part of a result', name, KINDS)}")
-    for name, kinds in KINDS.items():
-        if name not in values:
-            raise ValueError(f"{where} lacks {name}")
-        if not isinstance(values[name], kinds):
-            raise ValueError(f"{where}: {name} cannot be {values[name]!r}")
+    line = record_from(ResultLine, {"result": None, "error": None} | values, where)
     odd = next(_unsound(values), None)
     if odd is not None:
         raise ValueError(f"{where} holds {ascii(odd)[:80]}, which no result can be")
-    if not all(isinstance(record, dict) for record in values["curve"]):
-        raise ValueError(f"{where}: the curve must hold one object per epoch")
-    key = values["key"]
-    if not set(NAMED) <= key.keys() <= set(AXES) or not all(
-        isinstance(k, str) for k in key.values()
-    ):
-        raise ValueError(f"{where}: the key must name {', '.join(NAMED)}, not {key!r}")
+    if not set(NAMED) <= line.key.keys() <= set(AXES):
+        raise ValueError(f"{where}: the key must name {', '.join(NAMED)}, not {line.key!r}")
+    return line
 
 
 def _unsound(value: Any) -> Iterator[Any]:
@@ -167,35 +125,16 @@ def append_result(folder: str | Path, line: ResultLine) -> None:
     """One more line at the end, on the disk before this returns; older lines stay as they are."""
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        _mend(file)
-        file.write(line.to_json().encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _mend(file: Any) -> None:
-    """End a whole last line that lacks its newline; cut off one that a kill left unfinished."""
-    file.seek(0)
-    content = file.read()
-    start = content.rfind(b"\n") + 1
-    if start == len(content):
-        return
-    if _torn(content[start:].decode(errors="replace")):
-        file.truncate(start)
-    else:
-        file.write(b"\n")
+    append_line(path, line.to_dict())
 
 
 @contextmanager
 def sole_writer(folder: str | Path) -> Iterator[None]:
     """Keep every other process from writing results into a folder."""
-    path = Path(folder)
+    own = SoleFolder(folder, "writing results into")
+    with own.making():
+        pass
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(path, "writing results into")
-    except OSError as error:
-        raise ValueError(f"cannot write into {str(folder)!r}: {error.strerror}") from error
-    with lock:
         yield
+    finally:
+        own.close()

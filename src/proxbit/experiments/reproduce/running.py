@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +33,7 @@ from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
 from proxbit.train.records import Record, read_records
 from proxbit.train.run_folder import RunFolder, about
-from proxbit.util.files import open_lock
+from proxbit.util.files import lock_file, open_lock
 from proxbit.util.text import first_line
 
 
@@ -100,7 +99,7 @@ def _train_float(cell: Cell, options: Options, folder: str | Path, watch: Watch)
     run.parent.mkdir(parents=True, exist_ok=True)
     note = f"first the float network, {config.epochs} epochs"
     with open_lock(run.parent / ".float.lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several cells of one machine may want it at once
+        lock_file(lock)  # several cells of one machine may want it at once
         train(config, run, lambda _: watch(Event(cell, "running", note=note)))
 
 

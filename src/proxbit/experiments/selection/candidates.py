@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxbit.core import methods as catalogue
 from proxbit.core.methods import SETTINGS
 from proxbit.theory import check
-from proxbit.util.text import unknown
+from proxbit.util.text import unknown_name_message
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def find_candidates(
     ['bnn++', 'bc']
     """
     if settings not in SETTINGS:
-        raise ValueError(unknown("settings", settings, SETTINGS))
+        raise ValueError(unknown_name_message("settings", settings, SETTINGS))
     for name in own:
         if ".py:" not in name:
             raise ValueError(

@@ -20,7 +20,7 @@ from proxbit.experiments.selection.halving import (
     rung_share,
     rung_sizes,
 )
-from proxbit.experiments.selection.selection_log import Diary, Request
+from proxbit.experiments.selection.selection_log import Request, SelectionLog
 from proxbit.experiments.selection.trials import Trial, run_trial, try_method
 from proxbit.train.divergence import Interrupted
 from proxbit.train.fitting import open_run
@@ -39,10 +39,14 @@ class Search:
     """A selection on its way: the rungs and trials so far, and the clock."""
 
     def __init__(
-        self, request: Request, candidates: Sequence[Candidate], diary: Diary | None, began: float
+        self,
+        request: Request,
+        candidates: Sequence[Candidate],
+        log: SelectionLog | None,
+        began: float,
     ) -> None:
         """Nothing is tried yet; ``began`` is when the clock started."""
-        self.request, self.candidates, self.diary = request, candidates, diary
+        self.request, self.candidates, self.log = request, candidates, log
         self.began, self.opened = began, began
         self.before = self.forgiven = 0.0
         self.rungs: list[Rung] = []
@@ -55,7 +59,7 @@ class Search:
         self.stop: Callable[[], bool] = lambda: False
 
     def take_up(self, records: list[Any]) -> None:
-        """Go to where a diary ends."""
+        """Go to where a log ends."""
         self.rungs = [each for each in records if isinstance(each, Rung)]
         self.trials = [each for each in records if isinstance(each, Trial)]
         self.pace = next((each for each in records if isinstance(each, Pace)), None)
@@ -95,8 +99,8 @@ class Search:
             self._write("pause", self.spent - self.forgiven)
             raise
         finally:
-            if self.diary is not None:
-                self.diary.close()
+            if self.log is not None:
+                self.log.close()
 
     def pause(self) -> None:
         """Let no time pass until the first record is asked for."""
@@ -228,7 +232,7 @@ class Search:
         changes = {"method": method, "seed": seed, "epochs": epochs, "max_steps_per_epoch": limit}
         config = replace(self.request.config, **changes)  # type: ignore[arg-type]
         place = [each.method for each in self.candidates].index(method)
-        out = None if self.diary is None else self.diary.run_folder(rung.number, place, seed)
+        out = None if self.log is None else self.log.run_folder(rung.number, place, seed)
         looking = self._looking(f"rung {rung.number}, {method}")
         try:
             trial = try_method(config, rung.number, out, looking, self._must_stop)
@@ -239,8 +243,8 @@ class Search:
         if trial is not None:
             self._write("trial", trial)
             self.trials.append(trial)
-        if self.diary is not None:
-            self.diary.forget_runs()
+        if self.log is not None:
+            self.log.forget_runs()
         return trial
 
     def _looking(self, words: str) -> Callable[[Trainer], None]:
@@ -256,5 +260,5 @@ class Search:
         return self._was_asked() or self.left <= 0
 
     def _write(self, kind: str, value: Any) -> None:
-        if self.diary is not None:
-            self.diary.append(kind, value)
+        if self.log is not None:
+            self.log.append(kind, value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from proxbit.experiments.selection.candidates import find_candidates
 from proxbit.experiments.selection.choosing import Recommendation
 from proxbit.experiments.selection.search import Look, Search
-from proxbit.experiments.selection.selection_log import Diary, Request
+from proxbit.experiments.selection.selection_log import Request, SelectionLog
 from proxbit.experiments.selection.trials import Trial
 from proxbit.train.config import Config
 
@@ -48,14 +48,14 @@ def select(
     began = time.monotonic()
     held = replace(config, val_split=config.val_split or HOLD_BACK)
     candidates = find_candidates(config.settings, methods, own)
-    diary = None if out is None else Diary(out)
-    if diary is not None:
-        diary.refuse_used()
+    log = None if out is None else SelectionLog(out)
+    if log is not None:
+        log.refuse_used()
     request = Request(held, minutes, tuple(each.method for each in candidates))
-    search = Search(request, candidates, diary, began)
+    search = Search(request, candidates, log, began)
     search.probe = search.open_probe(candidates[0])
-    if diary is not None:  # last, so that a mistake leaves no folder
-        diary.create(request)
+    if log is not None:  # last, so that a mistake leaves no folder
+        log.create(request)
     search.pause()
     return search.follow(watch, stop)
 
@@ -64,14 +64,14 @@ def resume_select(
     out: str | Path, watch: Look | None = None, stop: Callable[[], bool] | None = None
 ) -> Iterator[Trial | Recommendation]:
     """Continue a selection that was interrupted; yields the trials before it again."""
-    diary, began = Diary(out), time.monotonic()
-    request, records = diary.open()
+    log, began = SelectionLog(out), time.monotonic()
+    request, records = log.open()
     try:
         candidates = find_candidates(request.config.settings, request.methods)
     except BaseException:  # a pair of the user's own that is gone
-        diary.close()
+        log.close()
         raise
-    search = Search(request, candidates, diary, began)
+    search = Search(request, candidates, log, began)
     search.take_up(records)
     search.pause()
     return search.follow(watch, stop)

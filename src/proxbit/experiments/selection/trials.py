@@ -53,7 +53,7 @@ class Trial:
         return pace_of(self.seconds, self.step_seconds, self.steps, epoch_steps)
 
 
-class Meter:
+class StepTimer:
     """Times the steps of a trainer: their median, which evaluations in between do not move."""
 
     def __init__(self, trainer: Trainer, watch: Watch) -> None:
@@ -105,14 +105,14 @@ def run_trial(
 ) -> Trial:
     """Train to the end; ``opened`` is when the run was opened, on the monotonic clock."""
     earlier = trainer.progress.spent + trainer.progress.seconds
-    meter = Meter(trainer, watch)
-    trainer.watch, trainer.stop = meter, stop
+    timer = StepTimer(trainer, watch)
+    trainer.watch, trainer.stop = timer, stop
     for _ in trainer:
         pass
     result, config = trainer.result(), trainer.config
     return Trial(
         rung=rung, method=config.method, seed=config.seed, steps=result["steps"], n=result["n"],
-        soft=result["soft"], hard=result["hard"], step_seconds=meter.step,
+        soft=result["soft"], hard=result["hard"], step_seconds=timer.step,
         seconds=time.monotonic() - opened + earlier,
     )  # fmt: skip
 

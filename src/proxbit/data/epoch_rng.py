@@ -13,15 +13,15 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Draws:
+class EpochRNG:
     """The random choices of one epoch: tables with one row per place in the epoch.
 
     A table depends on nothing but the seed, the epoch and its purpose; so whoever needs row 17,
     on whichever rank, in whichever process, after whichever resume, finds the same number there.
 
-    >>> torch.equal(Draws(0, 3, 50).order(), Draws(0, 3, 50).order())
+    >>> torch.equal(EpochRNG(0, 3, 50).order(), EpochRNG(0, 3, 50).order())
     True
-    >>> torch.equal(Draws(0, 3, 50).order(), Draws(0, 4, 50).order())
+    >>> torch.equal(EpochRNG(0, 3, 50).order(), EpochRNG(0, 4, 50).order())
     False
     """
 
