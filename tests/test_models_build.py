@@ -12,6 +12,7 @@ from torch import nn
 
 import proxbit as pb
 from proxbit.models import (
+    bireal_resnet,
     build,
     cifar_resnet,
     is_transformer,
@@ -50,7 +51,8 @@ def refusal(name: str, **arguments: Any) -> str:
 @pytest.mark.parametrize("name", RESNETS)
 def test_a_resnet_by_name_is_the_one_of_its_depth(name: str) -> None:
     model = build(name, classes=7, channels=1)
-    same = cifar_resnet(int(name.removeprefix("resnet")), classes=7, in_channels=1)
+    kind, _, depth = name.rpartition("resnet")
+    same = (bireal_resnet if kind else cifar_resnet)(int(depth), classes=7, in_channels=1)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     assert shapes == {key: value.shape for key, value in same.state_dict().items()}
 

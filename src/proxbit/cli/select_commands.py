@@ -25,7 +25,8 @@ def select(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet8 to resnet56, tiny_vit, timm/NAME, or FILE.py:FUNCTION (executed).",
+            help="resnet8 to resnet56, bireal_resnet8 to 56, tiny_vit, timm/NAME, or "
+            "FILE.py:FUNCTION (executed).",
             show_default="resnet8",
         ),
     ] = None,

@@ -1,5 +1,6 @@
 """Models by name, and weights for them. They know torch and timm, and nothing of bits."""
 
+from proxbit.models.bireal import bireal_resnet
 from proxbit.models.building import build
 from proxbit.models.from_timm import keeps_classes, pretrained_classes
 from proxbit.models.resnet import (
@@ -19,6 +20,7 @@ from proxbit.util.user_objects import user_object
 __all__ = [
     "CifarResNet",
     "Loaded",
+    "bireal_resnet",
     "build",
     "cifar_resnet",
     "is_transformer",

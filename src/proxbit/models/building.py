@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from proxbit.models import resnet
+from proxbit.models.bireal import STAGES, bireal_resnet
 from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.mini import MINIS
+from proxbit.models.resnet import DEPTHS
 from proxbit.models.vit import tiny_vit
 from proxbit.util.text import first_line, unknown_name_message
 from proxbit.util.user_objects import user_object
@@ -23,6 +26,7 @@ RESNETS: dict[str, Callable[..., nn.Module]] = {
     "resnet32": resnet.resnet32,
     "resnet44": resnet.resnet44,
     "resnet56": resnet.resnet56,
+    **{f"bireal_resnet{depth}": partial(bireal_resnet, depth) for depth in (*DEPTHS, *STAGES)},
 }
 OURS = (*RESNETS, "tiny_vit", *MINIS)
 
@@ -43,9 +47,12 @@ def build(
     takes that size and gives one score per class.
 
     Args:
-        name: ``resnet8``, ``resnet20``, ``resnet32``, ``resnet44``, ``resnet56``, ``tiny_vit``;
-            the smallest of their families, ``mini_vit``, ``mini_bottleneck``, ``mini_swin`` and
-            ``mini_nest``; any model of timm; or your own function or class, whose file is executed.
+        name: ``resnet8``, ``resnet20``, ``resnet32``, ``resnet44``, ``resnet56``; the same with a
+            shortcut around every convolution, for one-bit inputs, ``bireal_resnet8`` to
+            ``bireal_resnet56``, and for large images ``bireal_resnet18`` and ``bireal_resnet34``;
+            ``tiny_vit``; the smallest of their families, ``mini_vit``, ``mini_bottleneck``,
+            ``mini_swin`` and ``mini_nest``; any model of timm; or your own function or class,
+            whose file is executed.
         classes: How many scores the model gives.
         channels: Channels of an image.
         image_size: Height and width of an image; needed by transformers of ours.

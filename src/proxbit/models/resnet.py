@@ -3,6 +3,8 @@
 Parameters are named as in akamaster/pytorch_resnet_cifar10, so its public weights load strictly.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,11 +60,24 @@ class BasicBlock(nn.Module):
         return out
 
 
-def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
-    """``blocks`` basic blocks; the first changes channels and image size."""
-    first = BasicBlock(in_channels, out_channels, stride)
-    rest = (BasicBlock(out_channels, out_channels, 1) for _ in range(blocks - 1))
+def stage(
+    block: Callable[[int, int, int], nn.Module],
+    in_channels: int,
+    out_channels: int,
+    blocks: int,
+    stride: int,
+) -> nn.Sequential:
+    """``blocks`` blocks; the first changes channels and image size."""
+    first = block(in_channels, out_channels, stride)
+    rest = (block(out_channels, out_channels, 1) for _ in range(blocks - 1))
     return nn.Sequential(first, *rest)
+
+
+def he_normal(model: nn.Module) -> None:
+    """Draw the weights of convolutions and linear layers as He et al. do."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
 
 
 class CifarResNet(nn.Module):
@@ -71,19 +86,24 @@ class CifarResNet(nn.Module):
     Activations are ``nn.ReLU`` modules, so that a tool may find and replace them.
     """
 
-    def __init__(self, blocks: int, classes: int, in_channels: int, width: int) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        classes: int,
+        in_channels: int,
+        width: int,
+        block: Callable[[int, int, int], nn.Module] = BasicBlock,
+    ) -> None:
         """Build the stages, with He-normal weights."""
         super().__init__()
         self.conv1 = conv3x3(in_channels, width)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU()
-        self.layer1 = stage(width, width, blocks, stride=1)
-        self.layer2 = stage(width, 2 * width, blocks, stride=2)
-        self.layer3 = stage(2 * width, 4 * width, blocks, stride=2)
+        self.layer1 = stage(block, width, width, blocks, stride=1)
+        self.layer2 = stage(block, width, 2 * width, blocks, stride=2)
+        self.layer3 = stage(block, 2 * width, 4 * width, blocks, stride=2)
         self.linear = nn.Linear(4 * width, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(module.weight)
+        he_normal(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the classes, ``(n, classes)``, for images of any size."""
@@ -101,10 +121,15 @@ def cifar_resnet(
     >>> sum(p.numel() for p in cifar_resnet(20).parameters())
     269722
     """
+    return CifarResNet(blocks_for(depth), classes, in_channels, width)
+
+
+def blocks_for(depth: int) -> int:
+    """Blocks per stage of the CIFAR ResNet with ``depth`` layers."""
     if depth not in DEPTHS:
         known = ", ".join(map(str, DEPTHS))
         raise ValueError(f"no CIFAR ResNet has depth {depth!r}: choose one of {known}")
-    return CifarResNet((depth - 2) // 6, classes, in_channels, width)
+    return (depth - 2) // 6
 
 
 def resnet8(classes: int = 10, in_channels: int = 3, width: int = 16) -> CifarResNet:

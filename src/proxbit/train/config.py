@@ -37,7 +37,8 @@ class Config:
 
     model: str = option(
         "resnet8",
-        "resnet8 to resnet56, tiny_vit, timm/NAME, or FILE.py:FUNCTION (executed).",
+        "resnet8 to resnet56, bireal_resnet8 to 56, tiny_vit, timm/NAME, or FILE.py:FUNCTION "
+        "(executed).",
         group=_MODEL,
     )
     data: str = option(
