@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-models check bench clean sanitize attack floors
+.PHONY: demo test test-models check bench clean sanitize arm attack floors
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -23,6 +23,9 @@ check: $(VENV)/check.done  ## lint, format and types
 
 sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python tools/sanitize.sh
+
+arm:  ## the kernels for 64-bit ARM, cross-compiled, under emulation
+	tools/arm.sh
 
 attack: $(VENV)/test.done  ## fuzzes and storms, counted (minutes; ATTACK="--seconds 600" for more)
 	$(BIN)/python tools/attack/run.py $(ATTACK)

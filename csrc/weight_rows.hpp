@@ -257,11 +257,9 @@ inline void redo_exactly(const Task& task, const ByteRows& rows, uint8_t* bytes)
   }
 }
 
-template <class F, class S>
-inline void input8_task(const Task& task, uint8_t* bytes) {
-  const RowMemory memory(bytes, task.last - task.first);
-  const ByteRows rows(task);
-  sum_bytes<F, S>(task, rows, memory);
+// From the totals to the outputs.
+template <class F>
+inline void finish_bytes(const Task& task, const ByteRows& rows, const RowMemory& memory, uint8_t* bytes) {
   for (int64_t row = 0; row < task.rows; row += 8) {
     const auto quantum = F::load(rows.quantum + row);
     finish_rows<F>(task, row, [&](int64_t n) {
@@ -269,6 +267,14 @@ inline void input8_task(const Task& task, uint8_t* bytes) {
     });
   }
   redo_exactly<F>(task, rows, bytes);
+}
+
+template <class F, class S>
+inline void input8_task(const Task& task, uint8_t* bytes) {
+  const RowMemory memory(bytes, task.last - task.first);
+  const ByteRows rows(task);
+  sum_bytes<F, S>(task, rows, memory);
+  finish_bytes<F>(task, rows, memory, bytes);
 }
 
 }  // namespace
