@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-models check bench clean sanitize arm attack floors
+.PHONY: demo test test-models check docs bench clean sanitize arm attack floors
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -20,6 +20,10 @@ check: $(VENV)/check.done  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.13
+
+docs: $(VENV)/docs.done  ## the documentation site, into site/: strict, and without the internet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python tools/site/check.py site
 
 sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UBSan
 	PYTHON=$(BIN)/python tools/sanitize.sh
@@ -79,10 +83,14 @@ $(VENV)/check.done: $(VENV)/test.done
 	$(PIP) --editable '.[check]'
 	touch $@
 
+$(VENV)/docs.done: $(VENV)/demo.done
+	$(PIP) --editable '.[docs]'
+	touch $@
+
 $(VENV)/bench.done: $(VENV)/vision.done $(KERNELS)
 	$(PIP) --editable '.[bench]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-floors build src/proxbit/kernels/libproxbit.*
+	rm -rf $(VENV) $(VENV)-floors build site src/proxbit/kernels/libproxbit.*
 	rm -rf .cmake .ninja_* .skbuild-info.json CMakeCache.txt CMakeFiles CMakeInit.txt backends.inc build.ninja cmake_install.cmake
