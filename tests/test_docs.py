@@ -96,6 +96,12 @@ def test_generated_tables_are_current():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_picture_of_the_readme_is_current():
+    script = ROOT / "tools" / "draw_overview.py"
+    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and docs/ from the code; ``--check`` only compares."""
+"""Write the generated parts of docs/ from the code; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def _settings(method: Method) -> tuple[str, ...]:
 
 
 GENERATED = {
-    "README.md": {"methods": methods_table},
     "docs/methods.md": {"methods": methods_table, "settings": settings_table},
 }
 

@@ -26,7 +26,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-LINK = re.compile(r"\[([^\]]*)\]\(([^)#:]+)\)")
+LINK = re.compile(r"(\[[^\]]*\])\(([^)#]+)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -40,10 +40,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def from_root(text: str) -> str:
-    """A page of the root as one of docs/: its links lead from there."""
-    for file, page in PAGES.items():
-        text = text.replace(f"]({file}", f"]({page}")
-    return text.replace("](docs/", "](").replace('src="docs/', 'src="')
+    """A file of the root as a page of docs/: its links lead from there, or lose their targets."""
+
+    def moved(match: re.Match[str]) -> str:
+        words, target = match[1], PAGES.get(match[2], match[2].removeprefix("docs/"))
+        if target == match[2] and ":" not in target:  # a file that the site does not have
+            return words.removeprefix("[").removesuffix("]")
+        return f"{words}({target.replace('tutorial.ipynb', 'tutorial.md')})"
+
+    return LINK.sub(moved, text)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -52,6 +57,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def inside(match: re.Match[str]) -> str:
         outside = posixpath.normpath(posixpath.join(folder, match[2])).startswith("..")
-        return match[1] if outside else match[0]
+        return match[1].removeprefix("[").removesuffix("]") if outside else match[0]
 
     return LINK.sub(inside, markdown)

@@ -1,0 +1,146 @@
+"""Draw docs/overview.svg, the picture of the README, from committed results; ``--check`` compares.
+
+Size and time come from results/speed/*.json, which benchmarks/network.py writes; accuracy from the
+lines of ``proxbit reproduce`` in results/. Bars of other runtimes appear where a file has them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from write_docs import ROOT
+from write_pair_pages import pinned
+
+from proxbit.util.figures import write_figure
+from proxbit.util.text import size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PICTURE = ROOT / "docs" / "overview.svg"
+SPEED = ROOT / "results" / "speed"
+RUNS = (ROOT / "results" / "results.jsonl", ROOT / "results" / "long" / "results.jsonl")
+NETWORK = "vit_base"
+GREY, BLUE, GREEN = "#b9bec7", "#7d93c9", "#2a6f4e"
+
+
+class Bar(NamedTuple):
+    """One bar: what stands left of it, its length, what stands at its end."""
+
+    label: str
+    value: float
+    text: str
+    color: str
+
+
+# Contenders of benchmarks/network.py, from top to bottom; those that a file lacks are left out.
+CONTENDERS = {
+    "float": ("float32, torch", GREY),
+    "ORT float": ("float32, ONNX Runtime", GREY),
+    "OpenVINO float": ("float32, OpenVINO", GREY),
+    "ORT int8": ("8 bits, ONNX Runtime", BLUE),
+    "OpenVINO int8": ("8 bits, OpenVINO", BLUE),
+    "BW": ("1-bit weights,\nproxbit", GREEN),
+    "BWA": ("1-bit weights and\ninputs, proxbit", GREEN),
+}
+
+
+def speed_file() -> Path:
+    """The newest measurement: its environment has a date."""
+    return max(SPEED.glob("*.json"), key=lambda path: read(path)["environment"]["date"])
+
+
+def read(path: Path) -> dict[str, Any]:
+    """One file of measurements."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def measured(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of the network at batch 1 on one thread, by contender."""
+    rows = read(path)["rows"]
+    here = [r for r in rows if (r["network"], r["batch"], r["threads"]) == (NETWORK, 1, 1)]
+    return {row["contender"]: row for row in here}
+
+
+def times(rows: dict[str, dict[str, Any]]) -> list[Bar]:
+    """Milliseconds of one image."""
+    found = [(rows[name]["ms"], *look) for name, look in CONTENDERS.items() if name in rows]
+    return [Bar(label, ms, f"{ms:.0f} ms", color) for ms, label, color in found]
+
+
+def sizes(rows: dict[str, dict[str, Any]]) -> list[Bar]:
+    """Bytes of the file: float, 8 bits where measured, and one bit."""
+    eight = next((name for name in ("ORT int8", "OpenVINO int8") if name in rows), None)
+    kinds = {"float32": ("float", GREY), "8 bits": (eight, BLUE), "1-bit weights": ("BW", GREEN)}
+    held = {label: (rows[name]["file_bytes"], c) for label, (name, c) in kinds.items() if name}
+    return [Bar(label, b, size(b), color) for label, (b, color) in held.items() if b]
+
+
+def accuracies() -> list[Bar]:
+    """ResNet-20 on CIFAR-10: float, and the best hard one-bit run of the longest training."""
+    lines = [json.loads(line) for path in RUNS for line in path.read_text("utf-8").splitlines()]
+    here = {"grid": "cnn", "row": "cifar10"}
+    cells = [line for line in lines if line.items() >= here.items()]
+    kept = [line for line in cells if line["key"]["task"] == "BW" and line["result"].get("hard")]
+    binary = [line for line in kept if line["key"]["method"] != "FP"]
+    epochs = max(line["config"]["epochs"] for line in binary)
+    best = max(line["result"]["hard"] for line in binary if line["config"]["epochs"] == epochs)
+    full = max(line["result"]["float"] for line in kept)
+    return [
+        Bar("float32", full, f"{full:.1%}", GREY),
+        Bar("1-bit weights", best, f"{best:.1%}", GREEN),
+    ]
+
+
+def panel(axes: Axes, title: str, bars: list[Bar], rows: int) -> None:
+    """Horizontal bars that begin at zero, the first on top, in a panel with room for ``rows``."""
+    places = range(len(bars), 0, -1)
+    axes.barh(places, [bar.value for bar in bars], 0.62, color=[bar.color for bar in bars])
+    axes.set_yticks(places, [bar.label for bar in bars])
+    for place, bar in zip(places, bars, strict=True):
+        axes.annotate(bar.text, (bar.value, place), (3, 0), textcoords="offset points", va="center")
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlim(0, 1.25 * max(bar.value for bar in bars))
+    axes.set_ylim(len(bars) - rows + 0.4, len(bars) + 0.6)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.tick_params(left=False, bottom=False, labelbottom=False, labelsize=7.5, labelcolor="#222")
+
+
+def draw() -> Figure:
+    """Three panels side by side."""
+    from matplotlib.figure import Figure
+
+    rows = measured(speed_file())
+    panels = {
+        "File of a ViT-B": sizes(rows),
+        "One image through it, one CPU thread": times(rows),
+        "CIFAR-10 test images, ResNet-20": accuracies(),
+    }
+    most = max(map(len, panels.values()))
+    figure = Figure(figsize=(7.8, 0.45 + 0.36 * most), layout="constrained")
+    for axes, (title, bars) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        panel(axes, title, bars, most)
+    return figure
+
+
+def main(check: bool) -> int:
+    """Write the picture, or say that it is out of date."""
+    if not check:
+        write_figure(PICTURE, draw)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        new = Path(folder, "overview.svg")
+        write_figure(new, draw)
+        same = new.read_bytes() == PICTURE.read_bytes() or not pinned()
+    if not same:
+        print("docs/overview.svg is out of date: run python tools/draw_overview.py")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("--check" in sys.argv[1:]))
