@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 
 import proxbit as pb
-from proxbit.nn import TASKS, Task
+from proxbit.core.tasks import TASKS, TaskName
 
 # Small steps: a memorized batch ends in denormal gradients, which are slow to multiply.
 LEARNING_RATE = 1e-4
@@ -54,7 +54,7 @@ def as_float(model: nn.Module) -> Learner:
     return Learner(model, Adam(model.parameters(), lr=LEARNING_RATE))
 
 
-def ours(model: nn.Module, method: str, task: Task) -> Learner:
+def ours(model: nn.Module, method: str, task: TaskName) -> Learner:
     kinds = {name: type(layer) for name, layer in inner_layers(model).items()}
     pb.binarize(model, method, task, relu=None if task == "BW" else nn.Hardtanh)
     missed = [name for name, kind in kinds.items() if type(model.get_submodule(name)) is kind]

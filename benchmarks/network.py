@@ -33,7 +33,7 @@ from training_step import keep_freed_memory, one_of
 import proxbit as pb
 from proxbit.engine import PackedLayer, isa
 from proxbit.models import build
-from proxbit.nn import TASKS
+from proxbit.core.tasks import TASKS
 from proxbit.util.text import size
 
 PACKAGES = ("proxbit", "torch", "timm")

@@ -136,6 +136,13 @@ PB_API int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_
 PB_API int pb_weight_conv(const pb_weight* layer, const pb_window* window, const float* x, float* out,
                           int threads);
 
+/* What follows a layer, in place, on rows x width floats: y = activation(y * gain + shift + other), any of
+ * them absent where NULL or PB_IDENTITY (PB_RELU and PB_HARDTANH are there). gain and shift have one value
+ * per column; `contracted` is 1 where y * gain + shift is to be rounded once. Where `bits` is not NULL,
+ * the signs of the result are written there, each row beginning with a new byte. */
+PB_API int pb_follow(float* values, int64_t rows, int64_t width, const float* gain, const float* shift,
+                     int contracted, const float* other, int activation, uint8_t* bits, int threads);
+
 /* Quantizers in training: a forward map F, or the multiplier B of the gradient behind it. The formulas
  * are those of proxbit.maps. */
 enum pb_forward { PB_SIGN = 0, PB_LINE = 1, PB_SWISH = 2, PB_PEAKED = 3, PB_POLY = 4, PB_TANH = 5 };

@@ -26,8 +26,22 @@ _ELEMENTWISE = (
 # Those that treat every channel of an image by itself; behind a linear layer the channels of a
 # batch norm could be any dimension.
 _CHANNELWISE = (nn.BatchNorm2d, nn.PReLU)
-_PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
-_ACTIVATIONS = {repr(kind()): code for kind, code in ((nn.ReLU, 1), (nn.GELU, 2), (nn.Hardtanh, 3))}
+PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+
+
+def activation_code(module: nn.Module | None) -> int:
+    """The number of an activation that kernels have; 0 for every other module.
+
+    >>> activation_code(nn.ReLU(inplace=True)), activation_code(nn.Hardtanh(0, 6))
+    (1, 0)
+    """
+    if type(module) is nn.ReLU:
+        return 1
+    if type(module) is nn.GELU:
+        return 2 if module.approximate == "none" else 0
+    if type(module) is nn.Hardtanh:
+        return 3 if (module.min_val, module.max_val) == (-1.0, 1.0) else 0
+    return 0
 
 
 class Folded(nn.Module):
@@ -97,36 +111,51 @@ def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module
     for module in after:
         if not folded and isinstance(first, PackedConv2d) and _is_fixed_norm(module):
             folded.append(module)
-        elif repr(module) in _ACTIVATIONS:
+        elif activation_code(module):
             folded.append(module)
             break
-        elif not isinstance(module, _PASSING):
+        elif not isinstance(module, PASSING):
             break
     if folded:
-        first.finish_with(folded, activation=_ACTIVATIONS.get(repr(folded[-1]), 0))
+        first.finish_with(folded, activation=activation_code(folded[-1]))
     return folded
 
 
 def _to_next_layer(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
     """All modules up to the next binary layer, if only signs are used of what they give."""
     image = isinstance(first, PackedConv2d)
-    allowed = (*_ELEMENTWISE, *_PASSING, *(_CHANNELWISE if image else ()))
+    allowed = (*_ELEMENTWISE, *PASSING, *(_CHANNELWISE if image else ()))
     last = next((i for i, module in enumerate(after) if isinstance(module, PackedLayer)), None)
     if last is None or not _receives(first, after[last]):
-        return []
+        return _to_norm(first, after)
     between, target = after[:last], after[last]
     if any(module.training or not isinstance(module, allowed) for module in between):
-        return []
+        return _to_norm(first, after)
     norms = [module for module in between if isinstance(module, nn.BatchNorm2d)]
     if not all(_is_fixed_norm(norm) for norm in norms) or not all(map(_in_float32, between)):
-        return []
-    folded = [module for module in between if not isinstance(module, _PASSING)]
+        return _to_norm(first, after)
+    folded = [module for module in between if not isinstance(module, PASSING)]
     assert isinstance(target, PackedLayer)
     first.finish_with(folded, target=target)
     if not first.hands_on_bits():
         first.finish_with([])
-        return []
+        return _to_norm(first, after)
     return folded
+
+
+def _to_norm(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
+    """The batch norm behind a layer with binary inputs, if its kernel can have the norm's bits."""
+    norm = after[0] if after else None
+    if not isinstance(first, PackedConv2d) or not isinstance(norm, nn.BatchNorm2d):
+        return []
+    if not _is_fixed_norm(norm) or not _in_float32(norm):
+        return []
+    first.finish_with([norm])
+    first.prepare()
+    if not first.has_line():
+        first.finish_with([])
+        return []
+    return [norm]
 
 
 def _in_float32(module: nn.Module) -> bool:

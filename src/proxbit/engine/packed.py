@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from proxbit.core import maps
 from proxbit.engine import ops
 from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
+from proxbit.engine.following import Line, as_rows, find_line, follow
 from proxbit.engine.forms import EXACT, Kernel, PackedForm
 from proxbit.engine.signs import Signs
 from proxbit.kernels import inference as kernels
@@ -22,6 +23,7 @@ from proxbit.packfile.bits import unpack_bits
 from proxbit.packfile.contents import PackedWeight
 
 Route = str  # "bits" or "float"
+_MOST_TRIED = 1 << 24  # values of a layer that are sent through a norm
 
 
 class PackedLayer(nn.Module):
@@ -45,6 +47,7 @@ class PackedLayer(nn.Module):
     _kernel: Kernel | None
     _operands: tuple[Any, ...] | None
     _dense: Tensor | None
+    _line: Line | None
 
     def __init__(
         self, weight: PackedWeight, bias: Tensor | None, groups: int = 1, precision: int = EXACT
@@ -127,7 +130,7 @@ class PackedLayer(nn.Module):
                 scale, bias = _with_norm(scale, bias, self.after[0])
             shift = None if self.shift is None else self.shift.float().clone().contiguous()
             self._kernel = Kernel(self.form, laid, scale, bias, shift, self._bounds())
-            self._operands = self._kernel.owned
+            self._operands, self._line = self._kernel.owned, self._find_line()
         return self._kernel
 
     def kernel_for(self, x: Tensor) -> Kernel | None:
@@ -150,7 +153,31 @@ class PackedLayer(nn.Module):
 
     def rest(self, out: Tensor) -> Tensor:
         """What is still to do behind a kernel: its floats lack the folded modules, bits do not."""
-        return self.followed(out) if self.form.binary and out.dtype != torch.uint8 else out
+        if not self.form.binary or out.dtype == torch.uint8:
+            return out
+        return self.followed(out)
+
+    def in_line(self, out: Tensor) -> bool:
+        """Let the kernel compute the norm behind it on this output, if it can."""
+        if self._line is None or ops.in_graph() or out.dtype != torch.float32:
+            return False
+        follow(as_rows(out), self._line)
+        return True
+
+    def has_line(self) -> bool:
+        """Whether the kernel computes the norm behind it."""
+        return self._line is not None
+
+    def _find_line(self) -> Line | None:
+        """The line of a norm that is all that follows, if a kernel can have its very bits."""
+        sums = possible_sums(self.form)
+        norm = self.after[0] if len(self.after) == 1 and not self.target else None
+        if not isinstance(norm, nn.BatchNorm2d) or not self.form.binary or sums is None:
+            return None
+        if sums.numel() * self.shape[0] > _MOST_TRIED:
+            return None
+        values = self.finished(sums.float().reshape(-1, 1, 1, 1).expand(-1, self.shape[0], 1, 1))
+        return find_line(norm, values.flatten(1))
 
     def _bounds(self) -> Bounds | None:
         sums = possible_sums(self.form) if self.target else None
@@ -231,7 +258,7 @@ class PackedLayer(nn.Module):
 
     def forget(self) -> None:
         """Tensors have changed: what was made of the old ones goes."""
-        self._kernel = self._operands = self._dense = None
+        self._kernel = self._operands = self._dense = self._line = None
         for source in self.sources:  # their bounds depend on what this layer takes
             source.forget()
 
@@ -266,7 +293,7 @@ class PackedLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A kernel points into memory: a copy makes its own, and no other process gets it."""
-        return self.__dict__ | {"_kernel": None, "_operands": None, "_dense": None}
+        return self.__dict__ | {"_kernel": None, "_operands": None, "_dense": None, "_line": None}
 
     def __prepare_scriptable__(self) -> None:
         """Called by torch.jit.script."""

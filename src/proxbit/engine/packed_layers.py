@@ -118,7 +118,9 @@ class _PackedConv(PackedLayer):
         out = out.squeeze(2) if dims == 3 else out
         if out.dtype == torch.uint8:
             return out.view(torch.int8) if last else out
-        return self.rest(out if last else out.contiguous())
+        whole = self.in_line(out)
+        out = out if last else out.contiguous()
+        return out if whole else self.rest(out)
 
     def _convolve(self, image: Tensor) -> Tensor | None:
         """With a kernel, or as its operator in a graph; None where neither fits."""

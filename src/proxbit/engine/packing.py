@@ -12,6 +12,7 @@ from proxbit.engine.copying import packed_copy
 from proxbit.engine.forms import EXACT, INPUT8
 from proxbit.engine.fusing import fuse
 from proxbit.engine.packed import packed_layers, share_signs
+from proxbit.engine.plan import plan_for
 from proxbit.engine.routes import choose_routes, guess_routes, usual_input
 from proxbit.engine.unpacked import unpacked_weights
 from proxbit.kernels import inference as kernels
@@ -82,6 +83,7 @@ def finish(net: nn.Module, example: Any) -> None:
         fuse(net)
     for _, layer in packed_layers(net):
         layer.prepare()  # now, not in the middle of a trace or of the first forward
+    plan_for(net)
 
 
 def _refuse_save_pretrained(net: nn.Module) -> None:

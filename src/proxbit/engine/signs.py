@@ -99,9 +99,8 @@ def rows_from(bits: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
         return bits.reshape(shape[0], products // 8)
     signs = np.unpackbits(bits.numpy(), bitorder="little")[: math.prod(shape)]
     moved = signs.reshape(shape[0], products // taps, taps).transpose(0, 2, 1)
-    if not binary:
-        moved = moved.reshape(shape[0], products)
-    packed = np.packbits(moved, axis=-1, bitorder="little")
+    flat = moved if binary else moved.reshape(shape[0], 1, products)
+    packed = np.packbits(flat, axis=-1, bitorder="little")
     return torch.from_numpy(packed.reshape(shape[0], -1))
 
 

@@ -74,6 +74,10 @@ _SIGNATURES: Signatures = {
     "pb_weight_linear": (
         c_int, [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int],
     ),
+    "pb_follow": (
+        c_int,
+        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int],
+    ),
     "pb_weight_conv": (c_int, [_WEIGHT, _WINDOW, c_void_p, c_void_p, c_int]),
 }  # fmt: skip
 

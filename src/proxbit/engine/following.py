@@ -1,0 +1,101 @@
+"""What follows a packed layer, in one pass: a norm, a sum, an activation, signs for the next one.
+
+A batch norm in evaluation is a line for each channel, and how torch rounds it depends on its build.
+So torch is asked: gain and shift are read off the module itself, and every sum that the layer can
+have is sent through both; only where all results are the same bits, in both memory formats, the
+kernel takes the place of the module.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from proxbit.kernels import inference as kernels
+from proxbit.packfile.bits import byte_count
+
+IDENTITY, RELU, HARDTANH = 0, 1, 3
+
+
+class Line(NamedTuple):
+    """y * gain + shift for each channel; ``contracted`` where that is rounded once."""
+
+    gain: Tensor
+    shift: Tensor
+    contracted: bool
+
+
+def follow(
+    rows: Tensor,
+    line: Line | None = None,
+    other: Tensor | None = None,
+    activation: int = IDENTITY,
+    bits: Tensor | None = None,
+) -> None:
+    """Rows of floats, [rows, width], become activation(line(rows) + other); in place.
+
+    Signs of the result go to ``bits``.
+    """
+    gain, shift = (None, None) if line is None else (line.gain.data_ptr(), line.shift.data_ptr())
+    code = kernels.library().pb_follow(
+        rows.data_ptr(), rows.shape[0], rows.shape[1], gain, shift,
+        0 if line is None else line.contracted, None if other is None else other.data_ptr(),
+        activation, None if bits is None else bits.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    if code:
+        kernels.check(code)
+
+
+def room_for_bits(rows: Tensor) -> Tensor:
+    """Where the signs of rows of floats can go."""
+    return torch.empty(rows.shape[0], byte_count(rows.shape[1]), dtype=torch.uint8)
+
+
+def as_rows(image: Tensor) -> Tensor:
+    """An image with its channels last in memory, as one row per pixel."""
+    return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
+
+
+def find_line(norm: nn.BatchNorm2d, values: Tensor) -> Line | None:
+    """The line of a batch norm, if a kernel gives the norm's bits for all of ``values``.
+
+    Args:
+        norm: In evaluation, with fixed statistics, in float32.
+        values: Everything that the norm can be given, [values, channels].
+    """
+    with torch.no_grad():
+        image = values.t().reshape(1, values.shape[1], 1, -1)
+        plain, last = (
+            as_rows(norm(image.contiguous(memory_format=layout)))
+            for layout in (torch.contiguous_format, torch.channels_last)
+        )
+        if not _same(plain, last):
+            return None
+        gain, shift = _gain(norm), norm(torch.zeros(1, values.shape[1], 1, 1)).flatten().clone()
+        for contracted in (False, True):
+            line, found = (
+                Line(gain, shift, contracted),
+                values.clone(memory_format=torch.contiguous_format),
+            )
+            follow(found, line)
+            if _same(found, plain):
+                return line
+    return None
+
+
+def _gain(norm: nn.BatchNorm2d) -> Tensor:
+    """What the norm multiplies by: its answer to 1 with nothing subtracted or added."""
+    assert norm.running_mean is not None
+    channels = norm.num_features
+    given = (torch.zeros(channels), norm.running_var, norm.weight, torch.zeros(channels))
+    ones = torch.ones(1, channels, 1, 1)
+    return torch.batch_norm(
+        ones, given[2], given[3], given[0], given[1], False, 0.0, norm.eps, False
+    ).flatten().clone()  # fmt: skip
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are the same bits, the sign of a zero included."""
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))

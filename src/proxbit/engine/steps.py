@@ -1,0 +1,91 @@
+"""Single steps of a plan: a packed layer with what stands around it in the graph of its network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from proxbit.engine.following import as_rows, follow, room_for_bits
+from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
+
+
+class ConvStep(nn.Module):
+    """A packed convolution, then a sum and an activation, in one go; it can give signs as well.
+
+    Attributes:
+        last: Whether the network would have its output with the channels last in memory.
+        inside: Whether only steps take the output, which do not mind how it lies in memory.
+        activation: What follows the sum.
+        signs: Whether to give the signs of the output as bits, too.
+    """
+
+    def __init__(self, layer: PackedConv2d, last: bool) -> None:
+        """The layer stays where it is in its network."""
+        super().__init__()
+        self.layer, self.last, self.inside = (layer,), last, False
+        self.activation, self.signs = 0, False
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Any:
+        """The output, or output and signs; ``x`` is an image of floats or of bits."""
+        layer = self.layer[0]
+        kernel = layer._kernel or layer.prepare()
+        assert kernel is not None
+        out = kernel.convolve(x, layer.window)
+        if out.dtype == torch.uint8:
+            return out
+        bits = None
+        if layer._line is not None or other is not None or self.activation or self.signs:
+            rows = as_rows(out)
+            bits = room_for_bits(rows) if self.signs else None
+            follow(rows, layer._line, _beside(out, other), self.activation, bits)
+        if not (self.inside or self.last):
+            out = out.contiguous()
+        if bits is None:
+            return out
+        return out, bits.view(out.shape[0], *out.shape[2:], bits.shape[1])
+
+
+def _beside(out: Tensor, other: Tensor | None) -> Tensor | None:
+    """The other summand as it must lie beside an output."""
+    if other is None:
+        return None
+    other = other.expand_as(out)
+    return other.contiguous(memory_format=torch.channels_last)
+
+
+class LinearStep(nn.Module):
+    """A packed linear layer, and a sum with other values."""
+
+    def __init__(self, layer: PackedLinear) -> None:
+        """The layer stays where it is in its network."""
+        super().__init__()
+        self.layer = (layer,)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """The sum; values of another shape or type are added by torch."""
+        out = self.layer[0](x)
+        alike = other.shape == out.shape and other.dtype == out.dtype == torch.float32
+        if not alike or not out.is_contiguous() or not other.is_contiguous():
+            return out + other
+        follow(out.view(-1, out.shape[-1]), other=other)
+        return out
+
+
+class PoolStep(nn.Module):
+    """Max-pooling with the channels last, for steps: several times faster, and the same values."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        """The module stays where it is in its network."""
+        super().__init__()
+        self.pool = (pool,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The largest of each window."""
+        pool = self.pool[0]
+        return functional.max_pool2d(
+            x.contiguous(memory_format=torch.channels_last), pool.kernel_size, pool.stride,
+            pool.padding, pool.dilation, pool.ceil_mode,
+        )  # fmt: skip
