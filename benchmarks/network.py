@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from training_step import keep_freed_memory, one_of
 
 import proxbit as pb
+from proxbit.core.tasks import TASKS
 from proxbit.engine import PackedLayer, isa
 from proxbit.models import build
-from proxbit.core.tasks import TASKS
 from proxbit.util.text import size
 
 PACKAGES = ("proxbit", "torch", "timm")

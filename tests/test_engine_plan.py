@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
-from proxbit.engine.following import Line, find_line, follow, room_for_bits
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned, steps_of
 from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
+from proxbit.engine.tails import Line, find_line, follow, room_for_bits
 from proxbit.kernels import inference as kernels
 from proxbit.packfile.bits import unpack_rows
 
@@ -127,7 +127,7 @@ def test_new_values_reach_the_plan() -> None:
     _, net, x = packed("BWA")
     before, state = net(x), copy.deepcopy(net.state_dict())
     for name in state:
-        if name.endswith("bn3.inner.bias") or name.endswith("scale"):
+        if name.endswith(("bn3.inner.bias", "scale")):
             state[name] = state[name] + 0.5
     assert torch.equal(net(x), before)
     net.load_state_dict(state)

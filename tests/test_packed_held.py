@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import proxbit as pb
 from proxbit.engine.forms import PackedForm
+from proxbit.engine.held_signs import order_of, rows_from, stream_of
 from proxbit.engine.packed import packed_layers
-from proxbit.engine.signs import order_of, rows_from, stream_of
 from proxbit.kernels import inference as kernels
 from proxbit.packfile.bits import pack_bits
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from proxbit.core import maps
 from proxbit.engine import ops
 from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
-from proxbit.engine.following import Line, as_rows, find_line, follow
 from proxbit.engine.forms import EXACT, Kernel, PackedForm
-from proxbit.engine.signs import Signs
+from proxbit.engine.held_signs import HeldSigns
+from proxbit.engine.tails import Line, as_rows, find_line, follow
 from proxbit.kernels import inference as kernels
 from proxbit.nn.accumulators import cyclic_values, wrap
 from proxbit.nn.product import scaled
@@ -56,7 +56,7 @@ class PackedLayer(nn.Module):
         super().__init__()
         self.shape, self.task, self.pad_value = weight.shape, weight.task, weight.pad_value
         self.layout = weight.layout
-        self.signs = Signs(weight.bits, weight.shape)
+        self.signs = HeldSigns(weight.bits, weight.shape)
         self.register_buffer("scale", torch.ones(1) if weight.scale is None else weight.scale)
         self.register_buffer("shift", weight.shift)
         self.register_parameter("bias", None)
@@ -352,6 +352,6 @@ def packed_layers(net: nn.Module) -> Iterator[tuple[str, PackedLayer]]:
 
 def share_signs(net: nn.Module) -> None:
     """Layers whose weights are one tensor hold its bits once."""
-    known: dict[tuple[int, tuple[int, ...]], Signs] = {}
+    known: dict[tuple[int, tuple[int, ...]], HeldSigns] = {}
     for _, layer in packed_layers(net):
         layer.signs = known.setdefault((layer.signs.identity, layer.shape), layer.signs)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxbit.engine.following import as_rows, follow, room_for_bits
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
+from proxbit.engine.tails import as_rows, follow, room_for_bits
 
 
 class ConvStep(nn.Module):

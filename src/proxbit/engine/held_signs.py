@@ -22,7 +22,7 @@ from proxbit.kernels import inference as kernels
 Order: TypeAlias = tuple[int, int, int, bool, int]
 
 
-class Signs:
+class HeldSigns:
     """The bits of one weight; layers that share the weight share this."""
 
     def __init__(self, bits: Tensor, shape: tuple[int, ...]) -> None:
@@ -66,16 +66,16 @@ class Signs:
         """Take these bits in the place of the old ones."""
         self._bits, self._laid, self._lent, self.device = bits, {}, None, bits.device
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Signs:
-        return Signs(copy.deepcopy(self.bits, memo), self.shape)
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeldSigns:
+        return HeldSigns(copy.deepcopy(self.bits, memo), self.shape)
 
     def __reduce__(self) -> Any:
         """Another process gets the order of a file: it may have other kernels."""
         return _sent, (self.bits.cpu().numpy().tobytes(), str(self.device), self.shape)
 
 
-def _sent(data: bytes, device: str, shape: tuple[int, ...]) -> Signs:
-    return Signs(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), shape)
+def _sent(data: bytes, device: str, shape: tuple[int, ...]) -> HeldSigns:
+    return HeldSigns(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), shape)
 
 
 def order_of(form: PackedForm) -> Order:
