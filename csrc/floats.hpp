@@ -8,13 +8,21 @@
 namespace proxbit {
 namespace {  // a copy for each file: they are compiled for different instruction sets
 
-#if defined(__AVX2__)
+#if defined(PROXBIT_EMULATED_WIDTH)  // as wide as other machines have them, in plain C++
+constexpr int64_t kWidth = PROXBIT_EMULATED_WIDTH;
+#elif defined(__AVX512F__)
+constexpr int64_t kWidth = 16;
+#elif defined(__AVX2__)
 constexpr int64_t kWidth = 8;
 #else
 constexpr int64_t kWidth = 4;
 #endif
 typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+
+// Small loops over registers: unrolled early, or the compiler keeps their arrays in memory.
+#define UNROLL _Pragma("GCC unroll 8")
+#define INLINE inline __attribute__((always_inline))
 
 inline Floats load(const float* from, int64_t n = kWidth) {
   Floats v{};
@@ -26,7 +34,14 @@ inline void store(float* to, Floats v, int64_t n = kWidth) {
   std::memcpy(to, &v, static_cast<size_t>(n) * sizeof(float));
 }
 
+inline Ints load_ints(const void* from) {
+  Ints v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
 inline Floats all(float v) { return v - Floats{}; }
+inline Ints all(int32_t v) { return v - Ints{}; }
 inline Floats size_of(Floats v) { return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & INT32_MAX); }
 
 // A value that is not negative, with the sign of another.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "floats.hpp"
+
 namespace proxbit {
 namespace {
 
@@ -15,9 +17,6 @@ inline void store(void* p, Vec v) { _mm256_storeu_si256(static_cast<Vec*>(p), v)
 inline Vec twice(const void* p) {
   return _mm256_broadcastsi128_si256(_mm_load_si128(static_cast<const __m128i*>(p)));
 }
-// Small loops over registers: unrolled early, or the compiler keeps their arrays in memory.
-#define UNROLL _Pragma("GCC unroll 8")
-#define INLINE inline __attribute__((always_inline))
 // Keeps the compiler from reordering sums, which would spill them.
 inline void pin(Vec& v) { __asm__ volatile("" : "+x"(v)); }
 
