@@ -131,6 +131,18 @@ PB_API int pb_read_weights(const uint8_t* weights, int64_t outputs, int64_t inpu
 PB_API int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
                             int64_t columns, float* out, int64_t out_size, int threads);
 
+/* Inputs of 8 bits. A byte b of row r stands for b * quantum[r], or for b * quantum[0] if there is only one.
+ * pb_round_rows makes them of floats, each row by itself: b = nearest(127 x / max|x|). A row that is not finite
+ * becomes zeros with a quantum of NaN, one that ends below 1e-30 zeros with a quantum of 0. */
+PB_API int pb_round_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride, int8_t* bytes,
+                         float* quantum, int threads);
+/* The sum of +-b is exact; then y = activation((sum * quantum) * scale + bias) in float32. bytes: rows x columns,
+ * each row row_stride behind the one before. The layer's precision does not matter. For finite rows, rounded by
+ * pb_round_rows, this is pb_weight_linear with PB_INPUT8. */
+PB_API int pb_weight_linear8(const pb_weight* layer, const int8_t* bytes, int64_t row_stride, int64_t rows,
+                             int64_t columns, const float* quantum, int64_t quanta, float* out,
+                             int64_t out_size, int threads);
+
 /* Rows of the weight are in the order (kernel_h, kernel_w, channel of the group); outside is 0. Writes
  * batch x out_height x out_width x outputs * groups. */
 PB_API int pb_weight_conv(const pb_weight* layer, const pb_window* window, const float* x, float* out,

@@ -2,12 +2,14 @@
 #include "weight.hpp"
 
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "backend.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
 #include "weight_check.hpp"
+#include "weight_quantum.hpp"
 #include "weight_window.hpp"
 
 namespace proxbit {
@@ -32,6 +34,34 @@ struct LinearRows {
     return x + first * row_stride + group * inputs;
   }
 };
+
+// Rows of bytes become floats, some at a time: integers of 8 bits are floats without a loss.
+struct ByteInputs {
+  const int8_t* x;
+  int64_t row_stride;
+  int64_t inputs;
+  int64_t count;
+  const float* quanta;
+  int64_t quanta_stride;
+
+  const float* take(int64_t first, int64_t some, int64_t group, int64_t& stride) const {
+    static thread_local Scratch memory;
+    float* floats = memory.take<float>(static_cast<size_t>(some * inputs));
+    for (int64_t i = 0; i < some; ++i) {
+      const int8_t* row = x + (first + i) * row_stride + group * inputs;
+      for (int64_t k = 0; k < inputs; ++k) floats[i * inputs + k] = static_cast<float>(row[k]);
+    }
+    stride = inputs;
+    return floats;
+  }
+};
+
+template <class Rows>
+void give_quanta(const Rows&, int64_t, Task&) {}
+void give_quanta(const ByteInputs& rows, int64_t row, Task& task) {
+  task.quanta = rows.quanta + row * rows.quanta_stride;
+  task.quanta_stride = rows.quanta_stride;
+}
 
 const WeightKernels& kernels_now() { return backend().weight; }
 
@@ -81,6 +111,7 @@ void run_many(const pb_weight& layer, const Rows& rows, float* out, int threads)
     if (task.first >= task.last) return;
     task.rows = rows.count - row < lanes ? rows.count - row : lanes;
     task.x = rows.take(row, task.rows, group, task.row_stride);
+    give_quanta(rows, row, task);
     task.out = out + row * task.out_stride + group * layer.outputs;
     (bytes ? kernels.input8 : kernels.exact)(task, work_memory(task));
   });
@@ -161,20 +192,61 @@ int guarded(const Body& body) {
   }
 }
 
+// Whether a linear layer takes so many rows, and their output has its room.
+bool fits_rows(const pb_weight* layer, int64_t row_stride, int64_t rows, int64_t columns, int64_t out_size,
+               int threads) {
+  if (!is_layer(layer) || rows < 0 || row_stride < 0 || threads < 1) return false;
+  if (!countable({rows, layer->outputs, layer->groups}) || !countable({rows, row_stride})) return false;
+  if (!countable({layer->inputs, layer->groups}) || columns != layer->inputs * layer->groups) return false;
+  return out_size == rows * layer->outputs * layer->groups;
+}
+
+// One row as bytes; returns what 1 stands for.
+float round_bytes(const float* x, int64_t columns, int8_t* bytes) {
+  const Quantum q(x, columns, most_of(PB_INPUT8));
+  if (!q.fits) {
+    std::memset(bytes, 0, static_cast<size_t>(columns));
+    return largest_bits(x, columns) < kInfinityBits ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+  }
+  for (int64_t k = 0; k < columns; ++k) bytes[k] = static_cast<int8_t>(nearest(x[k] * q.inverse));
+  return static_cast<float>(q.quantum);
+}
+
 }  // namespace
 }  // namespace proxbit
 
 using namespace proxbit;
 
+int pb_round_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride, int8_t* bytes,
+                  float* quantum, int threads) {
+  if (rows < 0 || columns < 1 || row_stride < 0 || threads < 1) return PB_BAD_ARGUMENT;
+  if (!countable({rows, row_stride}) || !countable({rows, columns})) return PB_BAD_ARGUMENT;
+  if (rows == 0) return PB_OK;
+  if (!x || !bytes || !quantum) return PB_BAD_ARGUMENT;
+  const int64_t block = ceil_div(kPart, columns);
+  return guarded([&] {
+    for_parts(ceil_div(rows, block), threads_for_values(rows * columns, threads), [&](int64_t part) {
+      for (int64_t r = part * block; r < rows && r < (part + 1) * block; ++r)
+        quantum[r] = round_bytes(x + r * row_stride, columns, bytes + r * columns);
+    });
+  });
+}
+
+int pb_weight_linear8(const pb_weight* layer, const int8_t* bytes, int64_t row_stride, int64_t rows,
+                      int64_t columns, const float* quantum, int64_t quanta, float* out, int64_t out_size,
+                      int threads) {
+  if (!fits_rows(layer, row_stride, rows, columns, out_size, threads)) return PB_BAD_ARGUMENT;
+  if (rows == 0) return PB_OK;
+  if (!bytes || !out || !quantum || (quanta != 1 && quanta != rows)) return PB_BAD_ARGUMENT;
+  pb_weight rounded = *layer;
+  rounded.precision = PB_INPUT8;
+  const ByteInputs all{bytes, row_stride, layer->inputs, rows, quantum, quanta == 1 ? 0 : 1};
+  return guarded([&] { run_many(rounded, all, out, useful_threads(*layer, rows, threads)); });
+}
+
 int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
                      int64_t columns, float* out, int64_t out_size, int threads) {
-  if (!is_layer(layer) || rows < 0 || row_stride < 0 || threads < 1) return PB_BAD_ARGUMENT;
-  if (!countable({rows, layer->outputs, layer->groups})) return PB_BAD_ARGUMENT;
-  if (!countable({rows, row_stride}) || !countable({layer->inputs, layer->groups})) {
-    return PB_BAD_ARGUMENT;
-  }
-  if (columns != layer->inputs * layer->groups) return PB_BAD_ARGUMENT;
-  if (out_size != rows * layer->outputs * layer->groups) return PB_BAD_ARGUMENT;
+  if (!fits_rows(layer, row_stride, rows, columns, out_size, threads)) return PB_BAD_ARGUMENT;
   if (rows == 0) return PB_OK;
   if (!x || !out) return PB_BAD_ARGUMENT;
   threads = useful_threads(*layer, rows, threads);

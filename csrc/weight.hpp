@@ -72,6 +72,8 @@ struct Task {
   const float* x;
   int64_t row_stride;
   int64_t rows;
+  const float* quanta;     // INPUT8: what 1 stands for in each row, where inputs are integers already; or null
+  int64_t quanta_stride;   // 0: the same for every row
   float* out;              // where output 0 of row 0 goes
   int64_t out_stride;
 };

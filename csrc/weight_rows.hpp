@@ -201,11 +201,17 @@ struct ByteRows {
 
   explicit ByteRows(const Task& task) {
     for (int64_t i = 0; i < task.rows; ++i) {
-      const Quantum q(task.x + i * task.row_stride, task.inputs, most_of(PB_INPUT8));
-      fits[i] = q.fits;
-      inverse[i] = q.inverse;
-      quantum[i] = static_cast<float>(q.quantum);
+      if (task.quanta) take(i, true, 1.0f, task.quanta[i * task.quanta_stride]);
+      else measure(i, Quantum(task.x + i * task.row_stride, task.inputs, most_of(PB_INPUT8)));
     }
+  }
+
+ private:
+  void measure(int64_t row, const Quantum& q) { take(row, q.fits, q.inverse, static_cast<float>(q.quantum)); }
+  void take(int64_t row, bool fit, float by, float one) {
+    fits[row] = fit;
+    inverse[row] = by;
+    quantum[row] = one;
   }
 };
 

@@ -79,6 +79,13 @@ _SIGNATURES: Signatures = {
         [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int],
     ),
     "pb_weight_conv": (c_int, [_WEIGHT, _WINDOW, c_void_p, c_void_p, c_int]),
+    "pb_round_rows": (
+        c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int],
+    ),
+    "pb_weight_linear8": (
+        c_int,
+        [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int],
+    ),
 }  # fmt: skip
 
 
