@@ -10,7 +10,7 @@
 
 #include "binary.hpp"
 #include "binary_panel_avx2.hpp"
-#include "binary_signs_avx2.hpp"
+#include "binary_signs.hpp"
 #include "binary_sliding_avx2.hpp"
 #include "binary_tiles_avx2.hpp"
 #include "scratch.hpp"

@@ -102,16 +102,31 @@ struct Input {
   const uint8_t* bits;
 };
 
+// Whether a channel is one run of pixels: then all of its lines are signed at once, without ends between them.
+bool is_plane(const pb_window& w) { return w.stride_w == 1 && w.stride_h == w.width && w.stride_c != 1; }
+
+const uint8_t* sign_plane(const Plan& plan, const Input& input, int64_t image, int64_t group) {
+  static thread_local Scratch scratch;
+  const pb_window& w = plan.w;
+  const int64_t first = group * plan.channels, pixels = w.height * w.width;
+  uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(pixels * plan.pixel_bytes));
+  binary_kernels().sign_pixels(input.x + image * w.stride_n + first * w.stride_c, pixels, plan.channels, w.stride_c,
+                               input.threshold ? input.threshold + first : nullptr, bits, plan.pixel_bytes);
+  return bits;
+}
+
 void sign_image(const Plan& plan, const Input& input, int64_t image, int64_t group, uint8_t* to) {
   const pb_window& w = plan.w;
   const int64_t line = w.width * plan.pixel_bytes;
+  const uint8_t* ready = input.bits ? input.bits + image * w.height * line : nullptr;
+  if (!ready && is_plane(w)) ready = sign_plane(plan, input, image, group);
   fill_border(plan, to, w.pad_top * plan.width);
   to += w.pad_top * plan.width * plan.pixel_bytes;
   for (int64_t y = 0; y < w.height; ++y) {
     fill_border(plan, to, w.pad_left);
     to += w.pad_left * plan.pixel_bytes;
-    if (input.bits) {
-      std::memcpy(to, input.bits + (image * w.height + y) * line, static_cast<size_t>(line));
+    if (ready) {
+      std::memcpy(to, ready + y * line, static_cast<size_t>(line));
     } else {
       sign_line(plan, input.x, image, group, y, input.threshold, to);
     }
