@@ -117,9 +117,9 @@ def draw() -> Figure:
 
     rows = measured(speed_file())
     panels = {
-        "File of a ViT-B": sizes(rows),
-        "One image through it, one CPU thread": times(rows),
-        "CIFAR-10 test images, ResNet-20": accuracies(),
+        "ViT-B: size of the file": sizes(rows),
+        "ViT-B: one image, one CPU thread": times(rows),
+        "ResNet-20 on CIFAR-10": accuracies(),
     }
     most = max(map(len, panels.values()))
     figure = Figure(figsize=(7.8, 0.45 + 0.36 * most), layout="constrained")

@@ -129,88 +129,90 @@ BARE = "Here it is the bare pair, on weights, without the rest of that paper."
 CATALOGUE = (
     Page(
         "fp", pb.full_precision, 1.0, ("fp",), "the float baseline",
-        "As the float network to compare with; it is never binary.", IDENTITY,
+        "Use it as the float network for comparison; it is never binary.", IDENTITY,
         code="pb.full_precision",
     ),
     Page(
         "bc", pb.binary_connect, 1.0, ("bc", "ptb"), "Courbariaux et al., 2015 (BinaryConnect)",
-        "As the simplest hard pair, when a network must be exactly ±1 from the first step on.",
+        "It is the simplest hard pair: the network is exactly ±1 from the first step on.",
         BC, code="pb.binary_connect",
         note="PTB has the same pair, but trains in float and takes the sign afterwards.",
     ),
     Page(
         "pc", pb.prox_connect(), RHO, ("pc",), "Dockhorn et al., 2021 (ProxConnect)",
-        "When fine-tuning: it goes from the float network to the sign without a jump.", LINE,
+        "Use it for fine-tuning: it goes from the float network to the sign without a jump.", LINE,
         code="pb.prox_connect()",
         note="L is a line through 0 here (varrho = 0); B is 1 even where L is flat.",
     ),
     Page(
         "lq", replace(pb.prox_connect(None), name="LQ"), RHO, ("pq", "rpc"),
-        "Bai et al., 2018 (ProxQuant); the general L is of Dockhorn et al., 2021",
-        "To compare with ProxQuant; under the rule PC the same map is a sound ProxConnect.", TIED,
+        "Bai et al., 2018 (ProxQuant); the general L is due to Dockhorn et al., 2021",
+        "Use it to compare with ProxQuant; under the rule PC the same map is a sound ProxConnect.",
+        TIED,
         code="pb.prox_connect(None)",
-        note="L leaves 0 at the height varrho = s. The pair is admitted; the methods PQ and rPC "
-        "are not of the family all the same, because their steps start at the quantized weight.",
+        note="L leaves 0 at the height varrho = s. The pair is admitted, but PQ and rPC "
+        "do not belong to the family, because their steps start at the quantized weight.",
     ),
     Page(
         "bnn", pb.bnn, 1.0, ("bnn",), "Hubara et al., 2016 (BNN)",
-        "As the usual baseline of hard networks, where weights fill [-1, 1]; at the size of a "
+        "It is the usual baseline of hard networks whose weights fill [-1, 1]; at the size of a "
         "transformer's weights (0.02) it is BC.", BNN, code="pb.bnn",
     ),
     Page(
         "bnn-plus", pb.bnn_plus, 5.0, ("bnn+",), "Darabi et al., 2018 (BNN+)",
-        "To compare with; for training take BNN++, which keeps this B. Beyond |w| = 2.3994 / s B "
-        "is negative, so that large weights step against their gradient.", code="pb.bnn_plus",
+        "Use it for comparison; to train, take BNN++, which keeps this B. Beyond |w| = 2.3994 / s "
+        "B is negative, so large weights step against their gradient.", code="pb.bnn_plus",
         note="This is the pair of the ProxConnect++ paper; the original has a regularizer too.",
     ),
     Page(
         "bnn-plus-plus", pb.bnn_plus_plus, 5.0, ("bnn++",), LU,
-        "As the first choice of the smooth pairs, with a strength that grows; harden at the end.",
+        "It is the first choice among the smooth pairs. Let its strength grow, harden at the end.",
         _smooth(pb.bnn_plus_plus, 5.0, "SS"), code="pb.bnn_plus_plus",
         note="F overshoots to 1.1997 at |w| = 2.3994 / s and B is negative beyond: that is "
         "allowed, since P and not F must never fall.",
     ),
     Page(
         "bnn-plus-plus-prox", pb.pairs.swish_of_prox(), RHO, ("bnn++prox",), LU,
-        "As BNN++ where theory should admit every step and nothing may be lost when the network is "
-        "hardened: from rho = 1 on F is the sign.", SWISH_OF_LINE,
+        "Use it instead of BNN++ when theory must admit every step and hardening lose nothing: "
+        "from rho = 1 on F is the sign.", SWISH_OF_LINE,
         code="pb.pairs.swish_of_prox()",
         note="The paper mentions the composition with a prox map. SS is divided by its value at 1, "
         "and B with it, so that F is ±1 where L is.",
     ),
     Page(
         "monotone-bnn-plus-plus", pb.monotone_bnn_plus_plus, 5.0, (), "proxbit, after " + LU,
-        "Instead of BNN++ when F should never fall, or should be exactly ±1 from some weight on.",
+        "Use it instead of BNN++ when F must never fall, or be exactly ±1 from some weight on.",
         _smooth(pb.monotone_bnn_plus_plus, 5.0, "SS / 1.1997 up to its peak"),
         code="pb.monotone_bnn_plus_plus",
     ),
     Page(
         "bi-real", pb.bi_real, 1.0, ("bi-real",), "Liu et al., 2018 (Bi-Real Net)",
-        "To compare with; Poly+ at strength 1.41 has the same B and an objective.",
+        "Use it for comparison; Poly+ at strength 1.41 has the same B and an objective.",
         code="pb.bi_real", note=BARE,
     ),
     Page(
         "r-bnn", pb.r_bnn, 2.0, ("r-bnn",), "Lin et al., 2020 (Rotated BNN)",
-        "To compare with; Poly+ keeps this B and has an objective.", code="pb.r_bnn", note=BARE,
+        "Use it for comparison; Poly+ keeps this B and has an objective.",
+        code="pb.r_bnn", note=BARE,
     ),
     Page(
         "poly-plus", pb.poly_plus, 2.0, ("poly+",), LU,
-        "As a smooth pair that never overshoots and is exactly ±1 from |w| = 1.41 / s on, s >= 1.",
+        "It is smooth, never overshoots and, for s >= 1, is exactly ±1 from |w| = 1.41 / s on.",
         _smooth(pb.poly_plus, 2.0, "the two parabolas"), code="pb.poly_plus",
     ),
     Page(
         "ede", pb.ede, 2.0, ("ede",), "Qin et al., 2020 (IR-Net)",
-        "To compare with; EDE+ keeps this B and has an objective.", code="pb.ede", note=BARE,
+        "Use it for comparison; EDE+ keeps this B and has an objective.", code="pb.ede", note=BARE,
     ),
     Page(
         "ede-plus", pb.ede_plus, 2.0, ("ede+",), LU,
-        "As a smooth pair that never falls and reaches every weight with some gradient.",
+        "It is a smooth pair that never falls and gives every weight some gradient.",
         _smooth(pb.ede_plus, 2.0, "k tanh(s z)"), code="pb.ede_plus",
     ),
     Page(
         "react", replace(pb.shifted(pb.bnn, 0.5), name="ReAct"), 1.0, ("react",),
         "Liu et al., 2020 (ReActNet), as read by " + LU,
-        "When the weights of a channel are not centred on 0: the shift a is learned.",
+        "Use it when the weights of a channel are not centred on 0: the shift a is learned.",
         code="pb.shifted(pb.bnn, a)",
         note="BNN around a, drawn at a = 0.5. It inherits BNN's verdict and, moved by a, its P, T "
         "and r; P is known up to a constant only, and the picture has P(0) = 0.",

@@ -99,7 +99,7 @@ def recovered(page: Page) -> str:
         return ""
     compare(page, page.objective)
     rows = "".join(f"{_wrap(f'- {words}')}\n" for words in page.objective.words)
-    return f"## What it optimizes\n\nThe loss of T(w) plus r(w), by way of the prox P:\n\n{rows}\n"
+    return f"## Objective\n\nIt minimizes the loss of T(w) plus r(w) with the prox P:\n\n{rows}\n"
 
 
 def compare(page: Page, stated: Objective) -> None:
@@ -120,7 +120,7 @@ def instead(page: Page) -> str:
     """For a refused pair, what the theory offers in its place."""
     options = [] if verdict_of(page).admitted else repair(page.pair, page.strength)
     rows = "".join(f"{_wrap(f'- {option}')}\n" for option in options)
-    return f"## Admitted instead\n\n{rows}\n" if rows else ""
+    return f"## Admitted alternatives\n\n{rows}\n" if rows else ""
 
 
 def text_of(page: Page) -> str:
@@ -133,7 +133,7 @@ def text_of(page: Page) -> str:
     return (
         f"# {page.pair.name}\n\n"
         f"<!-- written by tools/write_pair_pages.py -->\n\n"
-        f"{_wrap(f'Proposed by: {page.source}. {method}In Python: `{page.code}`.')}\n\n"
+        f"{_wrap(f'{_proposed(page.source)}. {method}In Python: `{page.code}`.')}\n\n"
         f"    F(w) = {f}\n    B(w) = {b}\n\n"
         f"{where(f + ' ' + b)}"
         + (f"{_wrap(page.note)}\n\n" if page.note else "")
@@ -143,6 +143,10 @@ def text_of(page: Page) -> str:
         + instead(page)
         + f"## When to use it\n\n{_wrap(page.use)}\n\n[All pairs](README.md)\n"
     )
+
+
+def _proposed(source: str) -> str:
+    return source.capitalize() if source.startswith("the ") else f"Proposed by {source}"
 
 
 def _wrap(text: str) -> str:
@@ -159,14 +163,15 @@ def index() -> str:
     table = "\n".join([*head, *(_row(page) for page in CATALOGUE)])
     return (
         "# Pairs\n\n<!-- written by tools/write_pair_pages.py -->\n\n"
-        "Every pair of the catalogue: F is what the network sees, B what multiplies the gradient. "
+        "This is every pair of the catalogue: the network sees F, and B multiplies the gradient. "
         "The\nverdict is Corollary 1's ([theory](../theory.md)): an admitted pair optimizes a real "
         "objective.\n\n"
         f"{table}\n\n![All pairs, F above B](gallery.svg)\n\n"
         "![The linear quantizer in three panels](linear-quantizer.svg)\n\n"
         "The linear quantizer L of PC, PQ and rPC (figure 4 of the paper): rho is how far from ±1 "
         "it is flat,\nvarrho how far from 0 it starts. With rho = 1 it is the sign.\n\n"
-        "In pictures a dot is the value taken and a ring a value only approached. Your own pair:\n"
+        "In the pictures a dot is a value taken and a ring a value only approached. To draw "
+        "your own pair:\n"
         "`proxbit check my_pairs.py:name --plot name.svg`.\n"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 import typer
@@ -45,8 +44,10 @@ def console(call: str) -> str:
 
 def tables(params: list[Any]) -> Iterator[str]:
     """Arguments and options in the groups that ``--help`` has."""
-    shown = sorted((each for each in params if not each.hidden), key=is_option)
-    for group, members in groupby(shown, key=lambda each: each.rich_help_panel or kind(each)):
+    groups: dict[str, list[Any]] = {}
+    for each in sorted((each for each in params if not each.hidden), key=is_option):
+        groups.setdefault(each.rich_help_panel or kind(each), []).append(each)
+    for group, members in groups.items():
         yield "\n".join([f"| {group} | | default |", "|---|---|---|", *map(row, members)])
 
 
@@ -72,7 +73,7 @@ def word(param: Any) -> str:
 def default(param: Any) -> str:
     """The value without the option, where there is one worth showing."""
     if isinstance(param.show_default, str):
-        return param.show_default
+        return {"False": "off", "True": "on"}.get(param.show_default, param.show_default)
     bare = param.default is None or param.default is False
     return "" if bare or not param.show_default else str(param.default)
 
