@@ -19,7 +19,7 @@ LAYERS = (
     {"nn"},
     {"engine"},
     {"binarization"},
-    {"theory", "export", "train"},
+    {"theory", "export", "train", "testing"},
     {"deploy"},
     {"experiments"},
     {"cli"},

@@ -154,7 +154,7 @@ def test_a_gradient_is_upstream_times_its_slope(
     b: pairs.Map, w: Tensor, s: float, seed: int
 ) -> None:
     g = torch.randn(w.shape, generator=torch.Generator().manual_seed(seed))
-    found = fused.pull(b, w, g, torch.tensor(s))
+    found = fused.backward(b, w, g, torch.tensor(s))
     expected = BACKWARD[b](w.double().numpy(), s) * g.double().numpy()
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=2e-6, atol=2e-6 * max(s, 1))
 
@@ -185,7 +185,7 @@ def test_slopes_without_exponentials_are_those_of_torch_bit_for_bit(
 ) -> None:
     w = torch.cat([w, torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, torch.nan, 1e-45])])
     g, strength = torch.randn_like(w), torch.tensor(s)
-    found, expected = fused.pull(b, w, g, strength), g * b(w, strength)
+    found, expected = fused.backward(b, w, g, strength), g * b(w, strength)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -204,7 +204,7 @@ def test_a_weight_that_is_no_number_stays_none(f: pairs.Map) -> None:
 
 @over("b", BACKWARD)
 def test_a_slope_at_no_number_is_none(b: pairs.Map) -> None:
-    found = fused.pull(b, torch.tensor([0.5, torch.nan]), torch.ones(2), torch.tensor(3.0))
+    found = fused.backward(b, torch.tensor([0.5, torch.nan]), torch.ones(2), torch.tensor(3.0))
     assert found.isnan().tolist() == [False, True]
 
 
@@ -222,7 +222,7 @@ def test_each_channel_has_its_shift(lead: int, channels: int, trailing: list[int
     x, s = torch.randn(lead, channels, *trailing), torch.tensor(1.5)
     shift, g = torch.randn(channels, *(1 for _ in trailing)), torch.randn_like(x)
     assert torch.equal(fused.forward(maps.poly, x, s, shift), maps.poly(x - shift, s))
-    found = fused.pull(maps.triangle, x, g, s, shift=shift)
+    found = fused.backward(maps.triangle, x, g, s, shift=shift)
     assert torch.equal(found, g * maps.triangle(x - shift, s))
 
 
@@ -237,9 +237,9 @@ def test_channels_last_changes_no_bit_and_stays(
     found = fused.forward(maps.sign_swish, last, s, shift)
     assert torch.equal(found, fused.forward(maps.sign_swish, x, s, shift))
     assert found.is_contiguous(memory_format=torch.channels_last)
-    expected = fused.pull(maps.sign_swish_slope, x, g, s, shift=shift)
+    expected = fused.backward(maps.sign_swish_slope, x, g, s, shift=shift)
     for upstream in (g, g.contiguous(memory_format=torch.channels_last)):
-        pulled = fused.pull(maps.sign_swish_slope, last, upstream, s, shift=shift)
+        pulled = fused.backward(maps.sign_swish_slope, last, upstream, s, shift=shift)
         assert torch.equal(pulled, expected)
         assert pulled.is_contiguous(memory_format=torch.channels_last)
 
@@ -249,7 +249,7 @@ def test_rows_longer_than_one_part_keep_their_shifts(shape: tuple[int, ...]) -> 
     x, g, s = *torch.randn(2, 2, 20_000), torch.tensor(1.5)
     shift = torch.randn(shape)
     assert torch.equal(fused.forward(maps.poly, x, s, shift), maps.poly(x - shift, s))
-    found = fused.pull(maps.triangle, x, g, s, shift=shift)
+    found = fused.backward(maps.triangle, x, g, s, shift=shift)
     assert torch.equal(found, g * maps.triangle(x - shift, s))
 
 
@@ -269,7 +269,7 @@ def test_the_gradient_is_measured_and_multiplied(
         v = w if off is None else w - off
         v = v if unit is None else v / unit
         expected = g * maps.poly_slope(v, s) * (1 if factor is None else factor)
-        assert torch.equal(fused.pull(maps.poly_slope, w, g, s, unit, factor, off), expected)
+        assert torch.equal(fused.backward(maps.poly_slope, w, g, s, unit, factor, off), expected)
 
 
 # Units and scales ---------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_unit_and_scale_are_those_of_the_layer(
     )
     for scaled in (False, True):
         measures = fused.Measures(scale, unit == "current", given_unit, scaled)
-        q, found, times = fused.weigh(maps.sign_swish, w, s, shifts, False, measures)
+        q, found, times = fused.quantize_weight(maps.sign_swish, w, s, shifts, False, measures)
         np.testing.assert_allclose(q, f * factor if scaled else f, rtol=2e-5, atol=1e-6)
         if unit == "current":
             np.testing.assert_allclose(found, measure, rtol=1e-6)
@@ -333,9 +333,9 @@ def test_a_layer_of_zeros_has_scale_zero_and_a_unit_above_it() -> None:
     w, s = torch.zeros(3, 4), torch.tensor(2.0)
     for kind in ("mean", "least_squares"):
         measures = fused.Measures(pb.Scale(kind, "channel"), False, None, True)
-        q, _, scale = fused.weigh(maps.sign_swish, w, s, None, False, measures)
+        q, _, scale = fused.quantize_weight(maps.sign_swish, w, s, None, False, measures)
         assert not torch.cat([q, scale], 1).any()
-    q, unit, _ = fused.weigh(
+    q, unit, _ = fused.quantize_weight(
         maps.sign, w, s, None, False, fused.Measures(pb.Scale("unit"), True, None, False)
     )
     assert bool(((unit > 0) & (q == 1)).all())
@@ -348,11 +348,11 @@ def everything(w: Tensor, g: Tensor) -> list[Tensor]:
     """Every map, slope and sum once."""
     s = torch.tensor(1.7)
     found = [fused.forward(f, w, s) for f in FORWARD]
-    found += [fused.pull(b, w, g, s) for b in BACKWARD]
+    found += [fused.backward(b, w, g, s) for b in BACKWARD]
     for per in ("layer", "channel"):
         for current in (False, True):
             measures = fused.Measures(pb.Scale("least_squares", per), current, None, True)
-            found += fused.weigh(maps.soft_sign, w, s, None, False, measures)
+            found += fused.quantize_weight(maps.soft_sign, w, s, None, False, measures)
     return [each for each in found if each is not None]
 
 

@@ -148,8 +148,8 @@ def test_other_tensors_are_left_to_torch(make: Callable[[], Tensor]) -> None:
     x, s = make(), torch.tensor(2.0)
     measures = fused.Measures(pb.SCALES["channel"], False, None, True)
     assert fused.forward(maps.sign, x, s) is None
-    assert fused.weigh(maps.sign, x, s, None, False, measures) is None
-    assert fused.pull(maps.inside, x, x, s) is None
+    assert fused.quantize_weight(maps.sign, x, s, None, False, measures) is None
+    assert fused.backward(maps.inside, x, x, s) is None
 
 
 def test_other_maps_and_many_strengths_are_left_to_torch() -> None:
@@ -161,7 +161,7 @@ def test_other_maps_and_many_strengths_are_left_to_torch() -> None:
         partial(maps.at_strength, maps.poly, 2.0),
     ):
         assert fused.forward(f, x, s) is None
-    assert fused.pull(maps.one, x, x, s) is None
+    assert fused.backward(maps.one, x, x, s) is None
     assert fused.forward(maps.poly, x, torch.rand(6)) is None
 
 

@@ -49,7 +49,7 @@ def on_every_isa(z: Tensor, g: Tensor, bits: int, k: float) -> tuple[Tensor, int
             assert falls is not None
             assert torch.equal(alone[0], out)
             assert alone[1:] == (None, over)
-            pulled = fused.wrap_pull(falls, g, k)
+            pulled = fused.wrap_backward(falls, g, k)
             assert pulled is not None
             found.append((out, over, pulled))
     for out, over, pulled in found[1:]:

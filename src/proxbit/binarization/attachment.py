@@ -14,16 +14,17 @@ from proxbit.binarization import advice
 from proxbit.binarization.conversion import binary_weights, named_quantizers, once, quantizers
 from proxbit.binarization.resuming import OptimizerMemory, bare, unwrapped
 from proxbit.core.methods import Method
-from proxbit.nn import BinaryWeight, Quantizer
-from proxbit.nn.quantizers import LED
+from proxbit.nn import BinaryWeight, Quantizer, StepCounter
 
+# Which optimizers are attached, so that none is twice. An attribute of the optimizer would travel
+# with its pickles and its copies, which come without hooks.
 _ATTACHED: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDictionary()
 
 
 class Attachment:
     """What ``attach`` put on an optimizer.
 
-    It keeps no time of its own: the step counter lives in the model's quantizers. It travels in the
+    It keeps no time of its own: the model's quantizers share one step counter. It travels in the
     metadata of ``model.state_dict()`` and, for savers that keep only a model's tensors, in
     ``optimizer.state_dict()``. Where neither is kept, save :meth:`state_dict`.
     """
@@ -35,8 +36,15 @@ class Attachment:
         self.weights = binary_weights(model)
         self.quantizers = named_quantizers(model)
         self.steps, self.clip = steps, clip
-        self._memory = OptimizerMemory(self.quantizers, self.weights)
-        LED.update(self.quantizers.values())
+        self._counter = _one_counter(list(self.quantizers.values()))
+        owned = {w.quantizer for w in self.weights}
+        self._inputs = [q for q in self.quantizers.values() if q not in owned]
+        self._methods = list(dict.fromkeys(q.method for q in self.quantizers.values()))
+        latent = once(self.weights)
+        self._starts = [w for w in latent if w.quantizer.rule.start_from == "quantized"]
+        bounds = {method: _bound(method, clip) for method in self._methods}
+        self._clipped = [(w, b) for w in latent if (b := bounds[w.quantizer.method]) is not None]
+        self._memory = OptimizerMemory(self.quantizers, self.weights, self._counter)
         self._handles = [
             *self._memory.register(optimizer),
             optimizer.register_step_pre_hook(self._before_step),
@@ -47,7 +55,7 @@ class Attachment:
     @property
     def step(self) -> int:
         """Optimizer steps taken so far."""
-        return next(iter(self.quantizers.values())).step
+        return self._counter.step
 
     @property
     def progress(self) -> float:
@@ -60,27 +68,29 @@ class Attachment:
         From the step on where a method's signs begin, its quantizers are sharp. The schedule of the
         weights ends there; that of the inputs, whose backward map goes on to matter, runs through.
         """
-        for quantizer in self.quantizers.values():
-            if not quantizer.sharp and self._sees_signs(quantizer.method):
+        sharp = {method for method in self._methods if self._sees_signs(method)}
+        for quantizer in self.quantizers.values() if sharp else ():
+            if not quantizer.sharp and quantizer.method in sharp:
                 quantizer.sharp = True
-        rates = _rates(optimizer)
-        inputs = set(self.quantizers.values()) - {w.quantizer for w in self.weights}
-        for quantizer in inputs:
+        for quantizer in self._inputs:
             quantizer.set_strength(float(quantizer.schedule(self.progress)))
+        values = {method: self._strength(method) for method in self._methods}
+        rates = _rates(optimizer) if any(method.by_rate for method in self._methods) else {}
         for weight in self.weights:
-            rate = rates.get(id(weight.parameter), 0.0)
-            weight.quantizer.set_strength(self._strength(weight, rate))
+            quantizer, value = weight.quantizer, values[weight.quantizer.method]
+            if not quantizer.method.by_rate:
+                quantizer.set_strength(value)
+                continue
+            threshold = value * rates.get(id(weight.parameter), 0.0)
+            # A proximal-gradient threshold is in weights; the pair measures in units.
+            unit = quantizer.unit
+            quantizer.set_strength(threshold if unit is None else threshold / unit)
 
-    def _strength(self, weight: BinaryWeight, rate: float) -> float | Tensor:
-        method = weight.quantizer.method
-        value = float(method.schedule(min(self.step / max(self._soft(method) - 1, 1), 1.0)))
-        if self._sees_signs(method) and method.sharp_strength is not None:
-            value = method.sharp_strength
-        if not method.by_rate:
-            return value
-        # A proximal-gradient threshold is in weights; the pair measures in units.
-        unit = weight.quantizer.unit
-        return value * rate if unit is None else value * rate / unit
+    def _strength(self, method: Method) -> float:
+        """The strength of a method's weights now, or its lambda."""
+        if method.sharp_strength is not None and self._sees_signs(method):
+            return method.sharp_strength
+        return float(method.schedule(min(self.step / max(self._soft(method) - 1, 1), 1.0)))
 
     def _soft(self, method: Method) -> int:
         """Steps before the network sees signs."""
@@ -99,7 +109,7 @@ class Attachment:
         is that of the weights as they are now.
         """
         self._memory.before_step()
-        starts = self._quantized_starts()
+        starts = [weight for weight in self._starts if not weight.quantizer.hard]
         _, *given = args  # the first is the optimizer
         if not starts or not any(callable(each) for each in (*given, *kwargs.values())):
             _begin_at_quantized(starts)
@@ -110,23 +120,12 @@ class Attachment:
 
         return (optimizer, *map(turned, given)), {k: turned(v) for k, v in kwargs.items()}
 
-    def _quantized_starts(self) -> list[BinaryWeight]:
-        """The weights whose step starts at their quantized value."""
-        return [
-            weight
-            for weight in once(self.weights)
-            if weight.quantizer.rule.start_from == "quantized" and not weight.quantizer.hard
-        ]
-
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Clip, count, move the strength."""
-        for weight in once(self.weights):
-            bound = _bound(weight.quantizer.method, self.clip)
-            if bound is not None and not weight.quantizer.hard:
+        for weight, bound in self._clipped:
+            if not weight.quantizer.hard:
                 weight.parameter.detach().clamp_(-bound, bound)
-        step = self.step + 1
-        for quantizer in self.quantizers.values():
-            quantizer.step = step
+        self._counter.step += 1
         self._memory.after_step()
         self.refresh(optimizer)
 
@@ -134,8 +133,7 @@ class Attachment:
         """Take the hooks off; the model keeps its present strengths."""
         for handle in self._handles:
             handle.remove()
-        for quantizer in self.quantizers.values():
-            LED.discard(quantizer)
+        self._counter.attached = False
         for optimizer, attachment in list(_ATTACHED.items()):
             if attachment is self:
                 del _ATTACHED[optimizer]
@@ -165,9 +163,9 @@ class Attachment:
             raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
         for name, quantizer in self.quantizers.items():
             quantizer.restored(state[name])
-            quantizer.dated = True
+        self._counter.loaded = True
         for weight in self.weights:
-            weight.settle()
+            weight.reconcile()
 
 
 def attach(
@@ -203,11 +201,21 @@ def attach(
     _require_owned(model, optimizer, weights)
     advice.warn_once(advice.frozen(weights))
     for method in dict.fromkeys(weight.quantizer.method for weight in weights):
-        _bound(method, clip)
+        _bound(method, clip)  # refuses a wrong one before anything changes
         advice.warn_of_freezing(method, steps)
     attachment = Attachment(model, optimizer, steps, clip)
     _ATTACHED[optimizer] = attachment
     return attachment
+
+
+def _one_counter(quantizers: list[Quantizer]) -> StepCounter:
+    """A counter of their own for quantizers that train together, where they are now."""
+    known = quantizers[0].counter
+    counter = StepCounter(known.step, any(q.counter.loaded for q in quantizers))
+    counter.attached = True
+    for quantizer in quantizers:
+        quantizer.counter = counter
+    return counter
 
 
 def _counted(steps: SupportsIndex) -> int:

@@ -174,12 +174,12 @@ def _make_binary(choice: Choice, form: Form) -> None:
         module.float_class = type(module)
         module.__class__ = choice.swap
         module.make_binary(form)
-    module._proxbit_after_load = module.register_load_state_dict_post_hook(_settle)
+    module._proxbit_after_load = module.register_load_state_dict_post_hook(_reconcile)
 
 
-def _settle(module: nn.Module, _: object) -> None:
+def _reconcile(module: nn.Module, _: object) -> None:
     for weight in own("", module):
-        weight.settle()
+        weight.reconcile()
 
 
 def _make_float(module: Any) -> None:

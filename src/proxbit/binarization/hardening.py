@@ -93,10 +93,8 @@ def harden(model: nn.Module) -> nn.Module:
         return model
     # Every value is computed before the first is written: weights may share a Parameter.
     values = [weight.quantizer.hardened(weight.latent) for weight in weights]
-    for weight, hard in zip(weights, values, strict=True):
-        weight.write(hard)
-        weight.quantizer.hard = True
-        weight.settle()
+    for weight, (bits, scale) in zip(weights, values, strict=True):
+        weight.harden(bits, scale)
     for quantizer in quantizers(model):
         quantizer.hard = quantizer.hard or isinstance(quantizer, InputQuantizer)
     return model
@@ -131,7 +129,8 @@ def _change(weight: BinaryWeight) -> float:
     quantizer, latent = weight.quantizer, weight.latent
     if quantizer.hard:
         return 0.0
-    return _relative(quantizer.hardened(latent), quantizer.proximal(latent))
+    bits, scale = quantizer.hardened(latent)
+    return _relative(bits * scale, quantizer.proximal(latent))
 
 
 def _compare(before: list[Tensor], after: list[Tensor]) -> tuple[float | None, float | None]:

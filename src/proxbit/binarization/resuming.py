@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from proxbit.nn import BinaryWeight, Quantizer
+from proxbit.nn import BinaryWeight, Quantizer, StepCounter
 from proxbit.util.notices import SettingsWarning
 
 KEY = "proxbit"
@@ -32,9 +32,15 @@ class OptimizerMemory:
     names another one, the two do not belong together: an error, whichever was loaded first.
     """
 
-    def __init__(self, quantizers: dict[str, Quantizer], weights: list[BinaryWeight]) -> None:
+    def __init__(
+        self,
+        quantizers: dict[str, Quantizer],
+        weights: list[BinaryWeight],
+        counter: StepCounter,
+    ) -> None:
         """Serve the given quantizers; :meth:`register` puts the hooks on an optimizer."""
         self.quantizers = {bare(name): quantizer for name, quantizer in quantizers.items()}
+        self.counter = counter
         self.weights = weights
         self._found: States | None = None
         # The step that the optimizer's checkpoint named, until a step is taken.
@@ -52,16 +58,12 @@ class OptimizerMemory:
             optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
 
-    @property
-    def step(self) -> int:
-        """Optimizer steps taken so far."""
-        return next(iter(self.quantizers.values())).step
-
     def before_step(self) -> None:
         """Refuse to go on with a model and an optimizer of different moments."""
-        if self._told is not None and self.step != self._told:
-            raise ValueError(_disagreement(self.step, self._told))
-        if self._undated and self.step == 0:
+        step = self.counter.step
+        if self._told is not None and step != self._told:
+            raise ValueError(_disagreement(step, self._told))
+        if self._undated and step == 0:
             warnings.warn(
                 "the optimizer was loaded from a checkpoint that knows nothing of proxbit, and the "
                 "model came without its step: the schedule starts at step 0; to continue a run, "
@@ -73,9 +75,7 @@ class OptimizerMemory:
 
     def after_step(self) -> None:
         """From here on the run itself says which step it is."""
-        self._told = None
-        for quantizer in self.quantizers.values():
-            quantizer.dated = False
+        self._told, self.counter.loaded = None, False
 
     def _write(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         state["param_groups"][0][KEY] = {n: q.saved() for n, q in self.quantizers.items()}
@@ -100,24 +100,21 @@ class OptimizerMemory:
             raise ValueError(
                 f"the optimizer's state is of another model: {odd[0]!r} is only in one of the two"
             )
-        if self._dated() and _step(found) != self.step:
-            raise ValueError(_disagreement(self.step, _step(found)))
+        if self.counter.loaded and _step(found) != self.counter.step:
+            raise ValueError(_disagreement(self.counter.step, _step(found)))
 
     def _take(self) -> None:
         found, self._found, self._told = self._found, None, None
         if found is None:
             return
-        if _step(found) != self.step:  # wrappers save and load just to move it: nothing new
+        if _step(found) != self.counter.step:  # wrappers save and load just to move it: nothing new
             self._told = _step(found)
-        if self._dated():
+        if self.counter.loaded:
             return
         for name, quantizer in self.quantizers.items():
             quantizer.restored(found[name])
         for weight in self.weights:
-            weight.settle()
-
-    def _dated(self) -> bool:
-        return any(quantizer.dated for quantizer in self.quantizers.values())
+            weight.reconcile()
 
 
 def bare(name: str) -> str:

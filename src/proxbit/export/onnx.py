@@ -213,7 +213,7 @@ def _as_constants(model: nn.Module, dialect: Dialect) -> nn.Module:
 
 
 def _product(product: BinaryProduct, latent: Tensor, dialect: Dialect) -> nn.Module:
-    if product.plain:
+    if product.float_input:
         return FloatInputs(_weight(product.weight_quantizer, latent, dialect))
     return BinaryInputs(product, latent, dialect)
 

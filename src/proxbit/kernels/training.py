@@ -86,7 +86,7 @@ class Measures:
 def forward(
     f: Map, x: Tensor, strength: Tensor, shift: Tensor | None = None, sharp: bool = False
 ) -> Tensor | None:
-    """F(x - shift), or the sign of it; None where torch must serve."""
+    """F(x - shift), or its sign; None to fall back to PyTorch."""
     lib = _library()
     curve = None if lib is None else _curve(f)
     if curve is None:
@@ -103,16 +103,16 @@ def forward(
     return q
 
 
-def weigh(
+def quantize_weight(
     f: Map, w: Tensor, strength: Tensor, shift: Tensor | None, sharp: bool, measures: Measures
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-    """F((w - shift) / unit), scaled if so wished, with the unit and the scale; None: use torch."""
+    """F((w - shift) / unit), times the scale if asked, with unit and scale; None to fall back."""
     lib = _library()
     curve = None if lib is None else _curve(f)
     if curve is None:
         return None
     if _channels_last(w):
-        found = weigh(f, _turned(w), strength, _turned(shift), sharp, measures)
+        found = quantize_weight(f, _turned(w), strength, _turned(shift), sharp, measures)
         return None if found is None else (_back(found[0]), *found[1:])
     if not _ours(w, strength, shift, measures.unit):
         return None
@@ -126,7 +126,7 @@ def weigh(
     return q, unit, unit if kind == _SCALES["unit"] else scale
 
 
-def pull(
+def backward(
     b: Map,
     w: Tensor,
     g: Tensor,
@@ -135,13 +135,13 @@ def pull(
     factor: Tensor | None = None,
     shift: Tensor | None = None,
 ) -> Tensor | None:
-    """The gradient g B((w - shift) / unit) factor in one pass; None where torch must serve."""
+    """The gradient g B((w - shift) / unit) factor in one pass; None to fall back to PyTorch."""
     lib = _library()
     code = None if lib is None else _code(b, _BACKWARD)
     if code is None:
         return None
     if _channels_last(w):
-        return _back(pull(b, _turned(w), _turned(g), strength, unit, factor, _turned(shift)))
+        return _back(backward(b, _turned(w), _turned(g), strength, unit, factor, _turned(shift)))
     if not _ours(w, strength, shift, unit, factor):
         return None
     units, factors = (0 if t is None else t.numel() for t in (unit, factor))
@@ -157,7 +157,7 @@ def pull(
 
 
 def wrap(z: Tensor, bits: int, k: float, keep: bool) -> tuple[Tensor, Tensor | None, int] | None:
-    """What leaves a register that sums up to z; None where torch must serve.
+    """What leaves a register that sums up to z; None to fall back to PyTorch.
 
     Also where its slope is -k, if that is to be kept, and how many sums did not fit.
     """
@@ -176,13 +176,13 @@ def wrap(z: Tensor, bits: int, k: float, keep: bool) -> tuple[Tensor, Tensor | N
     return out, falls, over.value
 
 
-def wrap_pull(falls: Tensor, g: Tensor, k: float) -> Tensor | None:
-    """The gradient g times -k where what left a register falls; None where torch must serve."""
+def wrap_backward(falls: Tensor, g: Tensor, k: float) -> Tensor | None:
+    """The gradient g times -k where what left a register falls; None to fall back to PyTorch."""
     lib = _library()
     if lib is None:
         return None
     if _channels_last(falls):
-        return _back(wrap_pull(_turned(falls), _turned(g), k))
+        return _back(wrap_backward(_turned(falls), _turned(g), k))
     if not falls.is_contiguous() or not _plain(g := g.contiguous()):
         return None
     out, threads = torch.empty_like(g), torch.get_num_threads()
@@ -191,7 +191,7 @@ def wrap_pull(falls: Tensor, g: Tensor, k: float) -> Tensor | None:
 
 
 def _library() -> Any:
-    """The kernels, or None where torch must serve: also while torch alone does not compute."""
+    """The kernels, or None to fall back to PyTorch: also while torch alone does not compute."""
     return None if watched() else _declared(opened())
 
 

@@ -12,7 +12,7 @@ from proxbit.nn.binary_layers import (
     BinaryWeight,
 )
 from proxbit.nn.product import BinaryProduct, Form
-from proxbit.nn.quantizers import InputQuantizer, Quantizer, WeightQuantizer
+from proxbit.nn.quantizers import InputQuantizer, Quantizer, StepCounter, WeightQuantizer
 
 __all__ = [
     "BinaryConv1D",
@@ -27,6 +27,7 @@ __all__ = [
     "InputQuantizer",
     "Layout",
     "Quantizer",
+    "StepCounter",
     "WeightQuantizer",
     "WrapAccumulator",
     "cyclic",

@@ -85,12 +85,12 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (falls,) = ctx.saved_tensors
-        return _pull(falls, grads[0], ctx.k), None, None, None
+        return _through(falls, grads[0], ctx.k), None, None, None
 
 
-def _pull(falls: Tensor, g: Tensor, k: float) -> Tensor:
+def _through(falls: Tensor, g: Tensor, k: float) -> Tensor:
     if not torch.is_grad_enabled():  # a second derivative needs torch's own operators
-        once = fused.wrap_pull(falls, g, k)
+        once = fused.wrap_backward(falls, g, k)
         if once is not None:
             return once
     return torch.where(falls, g * -k, g)

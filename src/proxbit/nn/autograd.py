@@ -17,7 +17,7 @@ from proxbit.core.pairs import Pair
 from proxbit.kernels import training as fused
 
 
-class Bind(torch.autograd.Function):
+class SurrogateGradient(torch.autograd.Function):
     """Let ``q`` stand for ``w``: its gradient g goes to w as g B(v) k, with v = (w - shift) / unit.
 
     The shift gets the opposite, summed over all that share it.
@@ -28,7 +28,7 @@ class Bind(torch.autograd.Function):
         ctx: Any, w: Tensor, q: Tensor, strength: Strength, unit: Tensor | None,
         factor: Tensor | None, shift: Tensor | None, pair: Pair,
     ) -> Tensor:  # fmt: skip
-        """Q itself."""
+        """Return ``q`` unchanged."""
         _keep(ctx, w, strength, unit, factor, shift, pair)
         return q.view_as(q)
 
@@ -38,7 +38,7 @@ class Bind(torch.autograd.Function):
         return _gradients(ctx, *grads)
 
 
-class BindTransformed(torch.autograd.Function):
+class TransformedSurrogateGradient(torch.autograd.Function):
     """The same for ``torch.func`` and ``torch.compile``, in the form they ask for.
 
     Anywhere else it would cost 50 us a call: PyTorch reads the signature of ``forward`` each time.
@@ -51,7 +51,7 @@ class BindTransformed(torch.autograd.Function):
         w: Tensor, q: Tensor, strength: Strength, unit: Tensor | None, factor: Tensor | None,
         shift: Tensor | None, pair: Pair,
     ) -> Tensor:  # fmt: skip
-        """Q itself."""
+        """Return ``q`` unchanged."""
         return q.view_as(q)
 
     @staticmethod
@@ -80,7 +80,7 @@ def _keep(
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     w, strength, unit, factor, shift = ctx.saved_tensors
     if w is not None:
-        g = _pull(ctx.pair, w, g, strength, unit, factor, shift)
+        g = _through(ctx.pair, w, g, strength, unit, factor, shift)
     elif factor is not None:
         g = g * factor
     opposite = None
@@ -89,19 +89,19 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return g, None, None, None, None, opposite, None
 
 
-def _pull(
+def _through(
     pair: Pair, w: Tensor, g: Tensor, strength: Tensor, unit: Tensor | None,
     factor: Tensor | None, shift: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if not torch.is_grad_enabled():  # a second derivative needs torch's own operators
-        once = fused.pull(pair.backward, w, g, strength, unit, factor, shift)
+        once = fused.backward(pair.backward, w, g, strength, unit, factor, shift)
         if once is not None:
             return once
-    g = g * pair.backward(measure(w, unit, shift), strength)
+    g = g * pair.backward(in_units(w, unit, shift), strength)
     return g if factor is None else g * factor
 
 
-def measure(w: Tensor, unit: Tensor | None, shift: Tensor | None = None) -> Tensor:
+def in_units(w: Tensor, unit: Tensor | None, shift: Tensor | None = None) -> Tensor:
     """The weight from its shift on, in its unit: what a pair sees."""
     v = w if shift is None else w - shift
     return v if unit is None else v / unit
@@ -123,10 +123,12 @@ def quantize(w: Tensor, strength: Strength, pair: Pair) -> Tensor:
     dtype = torch.float32 if w.dim() else w.dtype
     strength = torch.as_tensor(strength, device=w.device).to(dtype)
     q = fused.forward(pair.forward, w, strength)
-    return bind(w, pair.forward(w.detach(), strength) if q is None else q, strength, pair)
+    return surrogate_gradient(
+        w, pair.forward(w.detach(), strength) if q is None else q, strength, pair
+    )
 
 
-def bind(
+def surrogate_gradient(
     w: Tensor,
     q: Tensor,
     strength: Tensor,
@@ -137,5 +139,5 @@ def bind(
 ) -> Tensor:
     """``q`` with the gradient of ``w`` set to g B((w - shift) / unit) factor, as far as given."""
     transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    function = BindTransformed if transformed else Bind
+    function = TransformedSurrogateGradient if transformed else SurrogateGradient
     return function.apply(w, q, strength, unit, factor, shift, pair)

@@ -58,16 +58,29 @@ class BinaryWeight:
 
             parameter.copy_(distribute_tensor(w, parameter.device_mesh, parameter.placements))
 
-    def settle(self) -> None:
+    def harden(self, bits: Tensor, scale: Tensor) -> None:
+        """Become these bits times this scale, for good."""
+        self.write(bits * scale)
+        self.quantizer.harden(scale)
+        self._sync_requires_grad()
+
+    def reconcile(self) -> None:
         """Bring Parameter and quantizer together after either was loaded.
 
-        A hard weight is frozen, a soft one thawed if ``harden`` had frozen it, and weights from a
-        float checkpoint are measured anew as long as no step was taken.
+        The scale of a hard weight is read off it, and weights from a float checkpoint are measured
+        anew as long as no step was taken.
         """
-        quantizer, parameter = self.quantizer, self.parameter
-        if quantizer.stale and quantizer.step == 0:
-            quantizer.measure(self.latent)
+        quantizer = self.quantizer
+        if quantizer.stale and quantizer.counter.step == 0:
+            quantizer.measure_unit(self.latent)
         quantizer.stale = False
+        if quantizer.hard:
+            quantizer.find_scale(self.latent)
+        self._sync_requires_grad()
+
+    def _sync_requires_grad(self) -> None:
+        """A hard weight is frozen, and a soft one thawed if ``harden`` had frozen it."""
+        quantizer, parameter = self.quantizer, self.parameter
         if quantizer.hard and parameter.requires_grad:
             quantizer.thaw = True
             parameter.requires_grad_(False)
@@ -143,7 +156,7 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
     def forward(self, x: Tensor) -> Tensor:
         """Scale * conv(pad(F(x)), F(w)) + bias."""
         zeros = self.pad_value == 0 and self.padding_mode == "zeros"
-        op = self._conv_forward if zeros or self.binary.plain else self._convolve
+        op = self._conv_forward if zeros or self.binary.float_input else self._convolve
         return self.binary(x, self.weight, self.bias, op)
 
     def _convolve(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:

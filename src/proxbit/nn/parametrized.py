@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from proxbit.core.methods import Method
 from proxbit.nn import BinaryWeight, Form, Layout, WeightQuantizer, layout_of
 
 
@@ -31,16 +30,16 @@ def apply(module: nn.Module, names: tuple[str, ...], form: Form) -> None:
 
 def _quantizer(form: Form, weight: Tensor, layout: Layout | None) -> WeightQuantizer:
     if layout is None:
-        return WeightQuantizer(form.method, weight)
-    return TurnedQuantizer(form.method, layout.rows(weight.detach()), layout)
+        return WeightQuantizer(form.method, weight, form.counter)
+    return TurnedQuantizer(form, layout.rows(weight.detach()), layout)
 
 
 class TurnedQuantizer(WeightQuantizer):
     """The quantizer of a weight whose output channels do not come first."""
 
-    def __init__(self, method: Method, rows: Tensor, layout: Layout) -> None:
+    def __init__(self, form: Form, rows: Tensor, layout: Layout) -> None:
         """Measure the initial weight, given with its output channels first."""
-        super().__init__(method, rows)
+        super().__init__(form.method, rows, form.counter)
         self.layout = layout
 
     def forward(self, w: Tensor) -> Tensor:

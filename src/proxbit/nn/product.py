@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from proxbit.core.methods import Method
 from proxbit.core.tasks import Task
 from proxbit.nn.accumulators import WrapAccumulator
-from proxbit.nn.quantizers import InputQuantizer, WeightQuantizer
+from proxbit.nn.quantizers import InputQuantizer, StepCounter, WeightQuantizer
 
 Operation: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -24,16 +24,18 @@ class Form:
     Attributes:
         method: Pair, schedule, rule, scale and unit.
         task: What is binary besides the weights, with the details of that.
+        counter: The steps of all quantizers that are made.
     """
 
     method: Method
     task: Task
+    counter: StepCounter = field(default_factory=StepCounter)
 
     def input_quantizer(self, channels: int, trailing: int, like: Tensor) -> nn.Module:
         """The quantizer of the input, or nothing in BW."""
         if self.task.name == "BW":
             return nn.Identity()
-        return InputQuantizer(self.method, channels, trailing, like)
+        return InputQuantizer(self.method, channels, trailing, like, self.counter)
 
     def accumulator(self) -> nn.Module:
         """The wrap-around register of BWAA, or nothing."""
@@ -53,13 +55,13 @@ class BinaryProduct(nn.Module):
     def __init__(self, form: Form, weight: Tensor, channels: int, trailing: int) -> None:
         """Make the parts; ``trailing`` counts the dims behind the channel, as in an image."""
         super().__init__()
-        self.weight_quantizer = WeightQuantizer(form.method, weight)
+        self.weight_quantizer = WeightQuantizer(form.method, weight, form.counter)
         self.input_quantizer = form.input_quantizer(channels, trailing, weight)
         self.accumulator = form.accumulator()
         self.trailing = trailing
 
     @property
-    def plain(self) -> bool:
+    def float_input(self) -> bool:
         """Whether the input is float now: in BW, and while PTB trains."""
         inputs = self.input_quantizer
         return not isinstance(inputs, InputQuantizer) or inputs.looks_through()
@@ -67,7 +69,7 @@ class BinaryProduct(nn.Module):
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, op: Operation) -> Tensor:
         """Quantize, multiply by ``op(x, w, b)``, accumulate, scale, add the bias."""
         wraps = isinstance(self.accumulator, WrapAccumulator)
-        if self.plain or (self.training and not wraps):
+        if self.float_input or (self.training and not wraps):
             return op(self.input_quantizer(x), self.weight_quantizer(weight), bias)
         signs, scale = self.weight_quantizer.split(weight)
         inputs = self.input_quantizer(x)

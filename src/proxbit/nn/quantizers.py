@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from proxbit.core.methods import Method, Rule
 from proxbit.core.pairs import Pair
 from proxbit.core.schedules import Schedule
 from proxbit.kernels import training as fused
-from proxbit.nn.autograd import bind, measure
+from proxbit.nn.autograd import in_units, surrogate_gradient
 
 
 def whole(t: Tensor) -> Tensor:
@@ -23,8 +22,22 @@ def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if hasattr(t, "full_tensor") else t
 
 
-# Quantizers that an optimizer leads, by ``attach``: nobody else tells them when signs begin.
-LED: weakref.WeakSet[Quantizer] = weakref.WeakSet()
+class StepCounter:
+    """The optimizer steps of a model: one for all quantizers that are trained together.
+
+    Attributes:
+        step: Steps taken so far, as told by ``attach``.
+        loaded: Whether the step was loaded, and none was taken since.
+        attached: Whether an optimizer leads; nobody else then tells when signs begin.
+    """
+
+    def __init__(self, step: int = 0, loaded: bool = False) -> None:
+        """Start at a step."""
+        self.step, self.loaded, self.attached = step, loaded, False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, deep or pickled, counts on by itself: no optimizer leads it."""
+        return StepCounter, (self.step, self.loaded)
 
 
 class Quantizer(nn.Module):
@@ -38,7 +51,7 @@ class Quantizer(nn.Module):
     Attributes:
         strength: The present strength of the pair.
         signs: Above 0 while the quantizer is sharp.
-        step: Optimizer steps taken so far, as told by ``attach``.
+        counter: The optimizer steps taken so far.
         hard: Whether ``harden`` has replaced the forward map by the sign, for good.
     """
 
@@ -46,16 +59,16 @@ class Quantizer(nn.Module):
     signs: Tensor
 
     def __init__(
-        self, method: Method, pair: Pair, schedule: Schedule, rule: Rule, like: Tensor
-    ) -> None:
+        self, method: Method, pair: Pair, schedule: Schedule, rule: Rule, like: Tensor,
+        counter: StepCounter | None,
+    ) -> None:  # fmt: skip
         """Start the schedule at progress 0, on the device of ``like``."""
         super().__init__()
         self.method, self.pair, self.schedule, self.rule = method, pair, schedule, rule
-        self.step, self.hard = 0, False
+        self.counter = StepCounter() if counter is None else counter
+        self.hard = False
         # Whether weights were loaded without this state: from a float checkpoint.
         self.stale = False
-        # Whether the step was loaded, and no step was taken since.
-        self.dated = False
         dtype = torch.promote_types(like.dtype, torch.float32)
         start = torch.tensor(float(schedule(0.0)), device=like.device, dtype=dtype)
         self.register_buffer("strength", start, persistent=False)
@@ -69,7 +82,7 @@ class Quantizer(nn.Module):
         The buffer is read only after somebody wrote to it, since reading waits for the device.
         """
         mark = _mark(self.signs)
-        if mark != self._read and self not in LED and not self.signs.is_meta:
+        if mark != self._read and not self.counter.attached and not self.signs.is_meta:
             self._sharp, self._read = bool(self.signs > 0), mark
         return self._sharp
 
@@ -111,13 +124,13 @@ class Quantizer(nn.Module):
 
     def saved(self) -> dict[str, Any]:
         """The state as plain numbers."""
-        numbers = {"strength": float(self.strength), "step": self.step}
+        numbers = {"strength": float(self.strength), "step": self.counter.step}
         return numbers | {"hard": self.hard, "sharp": self.sharp}
 
     def restored(self, state: dict[str, Any]) -> None:
         """Take the state back."""
         self.set_strength(float(state["strength"]))
-        self.step, self.hard = int(state["step"]), bool(state["hard"])
+        self.counter.step, self.hard = int(state["step"]), bool(state["hard"])
         self.sharp = bool(state.get("sharp", False))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -134,34 +147,39 @@ class Quantizer(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
         )
-        self.dated = "proxbit" in local_metadata
-        if self.dated:
+        self.counter.loaded = "proxbit" in local_metadata
+        self.stale = not self.counter.loaded
+        if self.counter.loaded:
             self.restored(local_metadata["proxbit"])
-        else:
-            self.stale = True
 
 
 class WeightQuantizer(Quantizer):
     """From a latent weight to the quantized one: scale times F(w / unit).
 
     Attributes:
+        scale: The float beside the bits of a hard weight, as ``harden`` found it: one for the layer
+            or one per output channel. Until then it is 1 and stands for nothing.
         unit: mean|w| at the start, for methods that measure in it; None otherwise.
         shift: One learnable shift per output channel (ReAct); None otherwise.
     """
 
+    scale: Tensor
     unit: Tensor | None
 
-    def __init__(self, method: Method, weight: Tensor) -> None:
+    def __init__(self, method: Method, weight: Tensor, counter: StepCounter | None = None) -> None:
         """Measure the initial weight where the method needs it."""
-        super().__init__(method, method.pair, method.schedule, method.rule, weight)
+        super().__init__(method, method.pair, method.schedule, method.rule, weight, counter)
         initial = torch.ones_like(self.strength) if method.unit == "initial" else None
         self.register_buffer("unit", initial, persistent=False)
-        self.measure(weight)
+        self.measure_unit(weight)
+        sizes = [1 if i in method.scale.dims(weight) else n for i, n in enumerate(weight.shape)]
+        # Always there, so that whoever copies buffers one by one finds the same ones.
+        self.register_buffer("scale", weight.new_ones(sizes), persistent=False)
         shape = (weight.shape[0], *(1 for _ in weight.shape[1:]))
         self.shift = nn.Parameter(weight.new_zeros(shape)) if method.learn_shift else None
         self.thaw = False  # whether ``harden`` froze the Parameter, so that ``restore`` thaws it
 
-    def measure(self, w: Tensor) -> None:
+    def measure_unit(self, w: Tensor) -> None:
         """Take mean|w| of these weights for the unit, where the method measures in it."""
         if self.unit is not None:
             size = w.detach().to(self.unit.dtype).abs().mean()
@@ -178,28 +196,29 @@ class WeightQuantizer(Quantizer):
             return f if scale is None else f * scale
         q, unit, scale = self._evaluate(w, scaled=True)
         factor = self._factor(unit, scale)
-        return bind(w, q, self.strength, self.pair, unit, factor, self._shift())
+        return surrogate_gradient(w, q, self.strength, self.pair, unit, factor, self._shift())
 
     def split(self, w: Tensor) -> tuple[Tensor, Tensor | None]:
         """The same in two parts, F(w / unit) and the scale, for exact sums of +-1 products."""
         if self.hard:
-            dims = self.method.scale.dims(w)
-            return maps.sign(w.detach()), w.detach().abs().amax(dims, keepdim=True)
+            return maps.sign(w.detach()), self.scale
         f, unit, scale = self._evaluate(w)
         if self.looks_through():
             # In units of the scale, as the signs are: a register counts them alike.
-            return (w, None) if scale is None else (w / _not_quite_zero(scale), scale)
+            return (w, None) if scale is None else (w / _floor_at_tiny(scale), scale)
         if self.method.scale.gradient == "full":
             factor = None if unit is None else 1 / unit
-            f = bind(w, f, self.strength, self.pair, unit, factor, self._shift())
+            f = surrogate_gradient(w, f, self.strength, self.pair, unit, factor, self._shift())
             return f, self.method.scale(w, f, unit)
         factor = self._factor(unit, scale)
         if scale is not None:
-            scale = _not_quite_zero(scale)
+            scale = _floor_at_tiny(scale)
             # The scale reaches the gradient by itself here, so it is taken out of the factor.
             divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
             factor = 1 / divisor if factor is None else factor / divisor
-        return bind(w, f, self.strength, self.pair, unit, factor, self._shift()), scale
+        return surrogate_gradient(
+            w, f, self.strength, self.pair, unit, factor, self._shift()
+        ), scale
 
     def proximal(self, w: Tensor) -> Tensor:
         """The quantized weight whatever the mode, without a gradient."""
@@ -208,19 +227,29 @@ class WeightQuantizer(Quantizer):
         with torch.no_grad():
             return self._evaluate(w, scaled=True)[0]
 
-    def hardened(self, w: Tensor) -> Tensor:
-        """The nearest hard weight to the quantized one: the sign of F, times the matching scale."""
+    def hardened(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest hard weight to the quantized one: the sign of F, and the matching scale."""
         with torch.no_grad():
             f, _, scale = self._evaluate(w)
             bits = maps.sign(f)
             if scale is None:
-                return bits
-            return bits * (scale * (f * bits).mean(self.method.scale.dims(w), keepdim=True))
+                return bits, torch.ones_like(self.scale)
+            return bits, scale * (f * bits).mean(self.method.scale.dims(w), keepdim=True)
+
+    def harden(self, scale: Tensor) -> None:
+        """Be hard from now on, with this scale."""
+        self.hard = True
+        self.scale.copy_(scale)
+
+    def find_scale(self, w: Tensor) -> None:
+        """Read the scale off a hard weight that was loaded: checkpoints hold +-scale only."""
+        if not w.is_meta:
+            self.scale.copy_(w.detach().abs().amax(self.method.scale.dims(w), keepdim=True))
 
     def units(self, w: Tensor) -> Tensor:
         """The weight as the pair sees it, w / unit, without a gradient."""
         with torch.no_grad():
-            return measure(w, self._unit(w), self._shift())
+            return in_units(w, self._unit(w), self._shift())
 
     def _evaluate(
         self, w: Tensor, scaled: bool = False
@@ -229,11 +258,13 @@ class WeightQuantizer(Quantizer):
         w, shift, method = w.detach(), self._shift(), self.method
         shift = None if shift is None else shift.detach()
         measures = fused.Measures(method.scale, method.unit == "current", self.unit, scaled)
-        once = fused.weigh(self.pair.forward, w, self.strength, shift, self._sharpens(), measures)
+        once = fused.quantize_weight(
+            self.pair.forward, w, self.strength, shift, self._sharpens(), measures
+        )
         if once is not None:
             return once
         unit = self._unit(w)
-        f = self.forward_map(measure(w, unit, shift))
+        f = self.forward_map(in_units(w, unit, shift))
         if method.scale.kind == "mean" and method.unit == "current":
             scale = unit  # the same mean|w|: measured once
         else:
@@ -278,11 +309,14 @@ class InputQuantizer(Quantizer):
     and float layers can go on training.
     """
 
-    def __init__(self, method: Method, channels: int, trailing: int, like: Tensor) -> None:
+    def __init__(
+        self, method: Method, channels: int, trailing: int, like: Tensor,
+        counter: StepCounter | None = None,
+    ) -> None:  # fmt: skip
         """Take the method's input pair; the raw input is its own unit."""
         pair = method.input_pair or method.pair
         schedule = method.input_schedule or method.schedule
-        super().__init__(method, pair, schedule, method.input_rule, like)
+        super().__init__(method, pair, schedule, method.input_rule, like, counter)
         shape = (channels, *(1 for _ in range(trailing)))
         self.shift = nn.Parameter(like.new_zeros(shape)) if method.learn_shift else None
 
@@ -290,7 +324,9 @@ class InputQuantizer(Quantizer):
         """F(x), with the gradient multiplied by B(x)."""
         if self.looks_through():
             return x
-        return bind(x, self._evaluate(x.detach()), self.strength, self.pair, shift=self.shift)
+        return surrogate_gradient(
+            x, self._evaluate(x.detach()), self.strength, self.pair, shift=self.shift
+        )
 
     def _evaluate(self, x: Tensor) -> Tensor:
         shift = None if self.shift is None else self.shift.detach()
@@ -299,7 +335,7 @@ class InputQuantizer(Quantizer):
         once = fused.forward(f, x, self.strength, shift, sharp)
         if once is not None:
             return once
-        z = measure(x, None, shift)
+        z = in_units(x, None, shift)
         return maps.sign(z) if self.hard else self.forward_map(z)
 
     def extra_repr(self) -> str:
@@ -312,7 +348,7 @@ def _mark(t: Tensor) -> tuple[int, int]:
     return id(t), 0 if t.is_inference() else t._version
 
 
-def _not_quite_zero(scale: Tensor) -> Tensor:
+def _floor_at_tiny(scale: Tensor) -> Tensor:
     """A scale of 0 stops every gradient behind it; 1e-19 is as good as 0 and lets them through.
 
     float16 has no such number: there a layer of zeros stays at its bias.

@@ -44,4 +44,4 @@ class Loss:
 
     def _sums(self) -> bool:
         """Whether there are sums of bits now: PTB has none while it trains, FP never."""
-        return any(isinstance(m, BinaryProduct) and not m.plain for m in self.model.modules())
+        return any(isinstance(m, BinaryProduct) and not m.float_input for m in self.model.modules())

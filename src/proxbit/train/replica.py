@@ -30,7 +30,7 @@ def restore_quantizers(model: nn.Module, states: Any) -> None:
     for name, quantizer in named_quantizers(model).items():
         quantizer.restored(states[name])
     for weight in binary_weights(model):
-        weight.settle()
+        weight.reconcile()
 
 
 def require_states(given: Any, own: dict[str, dict[str, Any]]) -> None:
