@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -92,11 +93,12 @@ def _keeps_shape_and_dtype(pair: Pair, s: float, dtype: torch.dtype) -> None:
     for name, f in _maps(pair):
         for shape in _SHAPES:
             w = torch.ones(shape, dtype=dtype)
-            got = f(w, torch.tensor(s))
+            # Two 0-d tensors would promote each other: the layers never let them meet.
+            got = f(w, torch.tensor(s, dtype=torch.float32 if w.dim() else dtype))
             if not isinstance(got, Tensor) or got.shape != w.shape or got.dtype != dtype:
                 raise AssertionError(
-                    f"{pair.name}: {name} must keep shape and dtype, and of {tuple(shape)}, {dtype} "
-                    f"it makes {_described(got)} ({_setting(s, dtype)})"
+                    f"{pair.name}: {name} must keep shape and dtype, and of {tuple(shape)}, "
+                    f"{dtype} it makes {_described(got)} (strength {s:g})"
                 )
 
 
@@ -214,10 +216,8 @@ def _maps_over_a_batch(pair: Pair, s: float) -> None:
 def _survives_a_copy(pair: Pair, s: float) -> None:
     w, strength = values(torch.float32), torch.tensor(s)
     copies = {"a deep copy": copy.deepcopy(pair)}
-    try:
+    with suppress(pickle.PicklingError, AttributeError, TypeError):  # Python pickles no lambdas
         copies["the unpickled pair"] = pickle.loads(pickle.dumps(pair))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        pass  # made of lambdas: Python does not pickle those
     for what, twin in copies.items():
         for (name, f), (_, g) in zip(_maps(pair), _maps(twin), strict=True):
             one, other = f(w, strength), g(w, strength)
@@ -229,7 +229,7 @@ def _survives_a_copy(pair: Pair, s: float) -> None:
 
 
 # Kernels agree with the formulas to a few roundings, and exactly for signs.
-_CLOSE = {"rtol": 2e-5, "atol": 1e-6}
+_RELATIVE, _ABSOLUTE = 2e-5, 1e-6
 
 
 def _network_sees_f_and_gradient_b(pair: Pair, s: float, backend: str) -> None:
@@ -251,7 +251,7 @@ def _network_sees_f_and_gradient_b(pair: Pair, s: float, backend: str) -> None:
 
 
 def _same(law: str, w: Tensor, got: Tensor, wanted: Tensor, exact: bool, how: str) -> None:
-    bad = got != wanted if exact else ~torch.isclose(got, wanted, **_CLOSE)
+    bad = got != wanted if exact else ~torch.isclose(got, wanted, _RELATIVE, _ABSOLUTE)
     if bool(bad.any()):
         raise AssertionError(f"{law}, and {where(bad, w, got=got, wanted=wanted)} ({how})")
 
