@@ -2,13 +2,11 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +33,22 @@ def net(classes, channels):
 """
 # Many short epochs: most of the time something is being written.
 OPTIONS = [
-    "--epochs=12",
+    "--epochs=16",
     "--max-steps-per-epoch=2",
     "--batch-size=8",
     "--frozen=0.3",
     "--recalibrate=1",
     "--ema=0.5",
 ]
-SEEDS, PATIENCE = range(20), 15.0  # on a busy machine seconds end before seeds do
+# Where a process stops to be killed: in training, at its n-th gradient; or at the n-th time that it
+# wants a file on the disk, all of it written or the last bytes missing. No clock decides.
+MOMENTS = [
+    ("backward", 1), ("fsync", 1), ("torn", 1), ("torn", 3), ("fsync", 4), ("backward", 3),
+    ("torn", 5), ("fsync", 6), ("torn", 7), ("fsync", 8), ("backward", 4), ("torn", 2),
+]  # fmt: skip
 # Commands of the command line, each in a process of its own; imports are paid once.
 SERVER = """
-import gc, json, os, sys
+import gc, json, os, sys, time
 from proxbit.cli.root import app
 import torch._dynamo, proxbit as pb, proxbit.train.display  # imported late otherwise
 
@@ -53,12 +56,32 @@ pb.binarize(torch.nn.Linear(2, 2), only="*")  # so are kernels of shapes, at the
 
 gc.freeze()  # each run collects garbage once: let it not look at all that was imported
 
+def stop_at(owner, name, count, marker, torn):
+    real = getattr(owner, name)
+
+    def stopping(*args, **kwargs):
+        nonlocal count
+        count -= 1
+        if count == 0:
+            if torn and os.path.isfile(f"/proc/self/fd/{args[0]}"):
+                os.ftruncate(args[0], max(os.fstat(args[0]).st_size - 3, 0))
+            open(marker, "w").close()
+            while True:
+                time.sleep(3600)  # until the kill
+        return real(*args, **kwargs)
+
+    setattr(owner, name, stopping)
+
 while line := sys.stdin.readline():
-    command, log = json.loads(line)
+    command, log, kind, count = json.loads(line)
     pid = os.fork()
     if pid == 0:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, 1), os.dup2(file, 2)
+        if kind == "backward":
+            stop_at(torch.Tensor, "backward", count, log + ".stopped", False)
+        elif kind:
+            stop_at(os, "fsync", count, log + ".stopped", kind == "torn")
         try:
             app(command)
         except SystemExit as end:
@@ -89,10 +112,12 @@ def server() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def start(server: subprocess.Popen[str], command: list[str], log: Path) -> int:
-    """Begin a command; its process."""
+def start(
+    server: subprocess.Popen[str], command: list[str], log: Path, kind: str = "", count: int = 0
+) -> int:
+    """Begin a command, which stops at the given moment if there is one; its process."""
     assert server.stdin is not None and server.stdout is not None
-    server.stdin.write(json.dumps([command, str(log)]) + "\n")
+    server.stdin.write(json.dumps([command, str(log), kind, count]) + "\n")
     server.stdin.flush()
     return int(server.stdout.readline())
 
@@ -109,25 +134,12 @@ def alive(pid: int) -> bool:
     return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
 
 
-def wait_until(pid: int, condition: Callable[[], bool]) -> None:
-    """Busily, because a file is half written for a millisecond only."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end and alive(pid) and not condition():
-        pass
-
-
-def half_written(out: Path) -> bool:
-    return any(path.suffix == ".tmp" for path in out.iterdir())
-
-
-def newer(out: Path, than: int) -> bool:
-    return written(out) > than
-
-
-def written(out: Path) -> int:
-    """When the last checkpoint was."""
-    path = out / "last.safetensors"
-    return path.stat().st_mtime_ns if path.exists() else 0
+def wait_until_stopped(pid: int, log: Path) -> None:
+    """The process is where it was told to stop, or has ended without coming there."""
+    marker = Path(f"{log}.stopped")
+    while alive(pid) and not marker.exists():
+        time.sleep(0.002)
+    marker.unlink(missing_ok=True)
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
@@ -139,33 +151,23 @@ def timeless(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_loses_nothing(place, server, tmp_path):
-    """Half of the kills come while a file is half written; the end is the same, bit for bit."""
+    """In training, and while files are half written; the end is the same, bit for bit."""
     begin = ["train", "--model", f"{place}/net.py:net", "--data", f"npz:{place}/i.npz", *OPTIONS]
     whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
     start(server, [*begin, "--out", str(whole)], log)
-    began = time.monotonic()
     assert ended(server) == 0, log.read_text()
-    duration, killed, steps = time.monotonic() - began, 0, set()
-    for seed in SEEDS:
-        if time.monotonic() - began > PATIENCE:
-            break
-        moment = random.Random(seed)
-        again = ["train", "--resume", str(out)]
+    steps = set()
+    for kind, count in MOMENTS:
         begun = (out / "config.json").exists()
-        pid = start(server, again if begun else [*begin, "--out", str(out)], log)
-        if seed % 2:
-            time.sleep(moment.uniform(0, 0.8) * duration)  # past the start, which is long
-        else:
-            wait_until(pid, partial(newer, out, written(out)))
-            wait_until(pid, partial(half_written, out))
+        command = ["train", "--resume", str(out)] if begun else [*begin, "--out", str(out)]
+        pid = start(server, command, log, kind, count)
+        wait_until_stopped(pid, log)
         os.kill(pid, signal.SIGKILL)
-        status = ended(server)
-        assert status in (0, -signal.SIGKILL), log.read_text()
-        killed += status != 0
+        assert ended(server) == -signal.SIGKILL, log.read_text()
         steps.add(assert_loadable(out))
     start(server, ["train", "--resume", str(out)], log)
     assert ended(server) == 0, log.read_text()
-    assert killed >= 5 and len(steps) >= 3, "the kills came too late to say anything"
+    assert len(steps) >= 4, "the run made no progress between the kills"
     assert "Traceback" not in log.read_text()
     assert_same(whole, out)
 
