@@ -869,12 +869,13 @@ def test_attaching_twice_is_refused() -> None:
 def test_a_dropped_optimizer_does_not_block_the_next_one() -> None:
     model = cnn()
     pb.binarize(model, "bnn++")
-    for _ in range(3):
+    for taken in range(3):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # a cycle: freed by gc only
-        pb.attach(model, optimizer, steps=3)
+        handle = pb.attach(model, optimizer, steps=3)
         optimizer.step()
         scheduler.step()
+        assert handle.step == taken + 1  # goes on where the last one was
         del optimizer, scheduler
 
 
