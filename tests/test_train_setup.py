@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
+import proxbit as pb
 from proxbit.binarization.conversion import binary_weights, named_quantizers, quantizers
 from proxbit.core import methods
 from proxbit.core.methods import METHODS
@@ -251,3 +252,19 @@ def test_no_gradient_passes_a_large_binary_input_and_small_ones_keep_their_signs
     assert torch.equal(seen.sign(), x.sign().expand(1, 4, 1, 4))
     (slope,) = torch.autograd.grad(seen.sum(), x)
     assert slope[0] == slope[3] == 0 and (slope[1:3] > 0).all()
+
+
+def test_the_users_file_with_a_method_runs_once(tmp_path):
+    """A method is looked up once per run: its file may do anything when it is executed."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from pathlib import Path\n"
+        "import proxbit as pb\n"
+        "with Path(__file__).with_suffix('.runs').open('a') as file:\n"
+        "    file.write('x')\n"
+        "mine = pb.pairs.bnn_plus_plus\n"
+    )
+    config = Config(model="resnet8", data="fashion", method=f"{own}:mine", cpu=True)
+    prepared = prepare(config)
+    assert prepared.method.pair is pb.bnn_plus_plus
+    assert own.with_suffix(".runs").read_text() == "x"

@@ -33,7 +33,7 @@ from proxbit.core.methods import Method
 from proxbit.core.pairs import Pair
 from proxbit.core.tasks import Task, find_task
 from proxbit.nn import Form, parametrized
-from proxbit.nn.binary_attention import FUSED_PATHS
+from proxbit.nn.binary_attention import switch_off_fused_paths
 from proxbit.nn.model_weights import (
     binary_weights,
     latent_parameters,
@@ -105,7 +105,7 @@ def binarize(
     constant = never_negative(model, names, graph) if binary_inputs else []
     lines, bytes_float = _lines(choices), shrinking.held(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
-    _switch_off_fused_paths(model)
+    switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
     notes = _replace_relus(model, constant, new)
     problems, kept = _constant_signs(constant, new, chosen)
     if example is not None:
@@ -174,6 +174,7 @@ def _make_binary(choice: Choice, form: Form) -> None:
         module.float_class = type(module)
         module.__class__ = choice.swap
         module.make_binary(form)
+    # torch takes a hook off by its handle only, and copies of the module need theirs.
     module._proxbit_after_load = module.register_load_state_dict_post_hook(_reconcile)
 
 
@@ -193,15 +194,12 @@ def _make_float(module: Any) -> None:
         del module._proxbit_after_load
 
 
-def _switch_off_fused_paths(model: nn.Module) -> None:
-    for module in model.modules():
-        for kind, (name, value) in FUSED_PATHS.items():
-            if isinstance(module, kind) and binary_weights(module):
-                _set(module, name, value)
-
-
 def _set(module: nn.Module, name: str, value: object) -> None:
-    """Set an attribute so that ``restore`` can set it back."""
+    """Set an attribute so that ``restore`` can set it back.
+
+    What it was is kept on the module, hidden: nothing else travels with copies and pickles of a
+    model that is not ours, and ``save`` has to know which modules were replaced.
+    """
     undo = module.__dict__.setdefault("_proxbit_undo", {})
     undo.setdefault(name, getattr(module, name))
     setattr(module, name, value)

@@ -15,7 +15,8 @@ from proxbit.core import maps
 from proxbit.nn import BinaryProduct, BinaryWeight, WeightQuantizer, WrapAccumulator
 from proxbit.util.text import percent, table
 
-# The signs at the last look, beside the quantizers rather than in them: looking changes no model.
+# The signs at the last look, beside the quantizers rather than in them: looking changes no model,
+# and neither copies nor checkpoints carry what somebody looked at.
 _LAST_SIGNS: weakref.WeakKeyDictionary[WeightQuantizer, Tensor] = weakref.WeakKeyDictionary()
 
 

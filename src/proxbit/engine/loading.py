@@ -20,7 +20,7 @@ from proxbit.engine.twins import carry_over, is_plain, layer_for
 from proxbit.engine.unpacked import take_note
 from proxbit.models.building import build, make
 from proxbit.nn.attention_norm import NAME, add_attention_norms
-from proxbit.nn.binary_attention import FUSED_PATHS
+from proxbit.nn.binary_attention import switch_off_fused_paths
 from proxbit.nn.model_weights import binary_weights
 from proxbit.packfile.contents import Contents, PackedWeight, label
 from proxbit.packfile.file import read
@@ -204,10 +204,7 @@ def _with_layers(
     for weight in left:
         if weight.rows is None:
             take_note(net, weight)
-    for module in net.modules():
-        for kind, (name, value) in FUSED_PATHS.items():
-            if isinstance(module, kind) and any(True for _ in packed_layers(module)):
-                setattr(module, name, value)
+    switch_off_fused_paths(net, lambda module: any(True for _ in packed_layers(module)))
     return net
 
 

@@ -7,7 +7,7 @@ be bypassed: ours computes for itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,22 @@ from proxbit.nn.binary_layers import BinaryWeight
 from proxbit.nn.product import BinaryProduct, Form
 
 # PyTorch's fused inference paths read weights directly; these attributes switch them off.
-FUSED_PATHS: dict[type[nn.Module], tuple[str, object]] = {
+_FUSED_PATHS: dict[type[nn.Module], tuple[str, object]] = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
 }
+
+
+def switch_off_fused_paths(
+    model: nn.Module,
+    holds_bits: Callable[[nn.Module], bool],
+    put: Callable[[nn.Module, str, object], None] = setattr,
+) -> None:
+    """Let PyTorch's transformer layers call what is inside them, wherever that is binary."""
+    for module in model.modules():
+        for kind, (name, value) in _FUSED_PATHS.items():
+            if isinstance(module, kind) and holds_bits(module):
+                put(module, name, value)
 
 
 class BinaryMultiheadAttention(nn.MultiheadAttention):

@@ -18,6 +18,7 @@ from proxbit.nn import BinaryWeight, Form, Layout, WeightQuantizer, layout_of
 
 def apply(module: nn.Module, names: tuple[str, ...], form: Form) -> None:
     """Put a weight quantizer on each of the named weights."""
+    # torch puts a parametrized Parameter last; an optimizer's state goes by order, so keep it here.
     module._proxbit_order = list(module._parameters)  # type: ignore[assignment]
     for name in names:
         weight = getattr(module, name)

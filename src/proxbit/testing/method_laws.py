@@ -22,7 +22,7 @@ from proxbit.core.methods import Method
 from proxbit.core.pairs import Pair
 from proxbit.core.schedules import Schedule
 from proxbit.core.tasks import TASKS, Task
-from proxbit.engine import load, pack, save
+from proxbit.engine import KernelWarning, load, pack, save
 from proxbit.nn.model_weights import binary_weights, named_quantizers
 from proxbit.testing.backends import available_backends, use_backend
 from proxbit.util.notices import SettingsWarning
@@ -83,6 +83,7 @@ class _Way:
     def go(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SettingsWarning)
+            warnings.simplefilter("ignore", KernelWarning)  # where none are built, torch computes
             self._keeps_the_keys()
             model, optimizer = self._start()
             self._train(model, optimizer, _STEPS)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from proxbit.binarization.conversion import binary_weights
-from proxbit.core import methods
+from proxbit.core.methods import Method
 from proxbit.core.schedules import Schedule
 from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
@@ -114,7 +114,9 @@ def _built(prepared: PreparedRun, dist: Distributed, folder: RunFolder | None) -
     trainer = Trainer(prepared, dist, folder)
     if prepared.config.pretrain:
         inner = None if folder is None else RunFolder(folder.path / "pretrain")
-        trainer.before = Trainer(prepare(_stage_config(prepared.config)), dist, inner)
+        trainer.before = Trainer(
+            prepare(_stage_config(prepared.config, prepared.method)), dist, inner
+        )
         trainer.before.stage = "pre-training"
     return trainer
 
@@ -223,10 +225,9 @@ def _fitting(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} does not fit the config.json beside it: {error}") from error
 
 
-def _stage_config(config: Config) -> Config:
+def _stage_config(config: Config, method: Method) -> Config:
     """The same network held at its first strength, on other data if given, else more gently."""
     other, rate = config.pretrain_data is not None, config.lr or 0.0
-    method = methods.method(config.method, config.settings)
     return replace(
         config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
         data=config.pretrain_data or config.data, lr=rate if other else rate / 10,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxbit.core import methods
+from proxbit.core.methods import Method
 from proxbit.core.scales import SCALES
 from proxbit.core.schedules import Constant, Linear, Logarithmic, Schedule
 from proxbit.train.config import Config
@@ -15,8 +16,10 @@ MOST = 0.6  # of the steps before hardening, in which a method sees signs by def
 FROZEN = {"default": 0.15, "paper": 0.0}  # the paper's strengths end with the last step
 
 
-def resolve_method(config: Config) -> Config:
+def resolve_method(config: Config, method: Method | None = None) -> Config:
     """The configuration with its method's own settings written out where none were asked for.
+
+    The method is looked up unless it is given.
 
     A run keeps them: it goes on as it began even where another version has other defaults. What no
     option can say (a scale or a schedule of a special kind) stays open.
@@ -24,7 +27,7 @@ def resolve_method(config: Config) -> Config:
     >>> resolve_method(Config(method="bnn++")).strength, resolve_method(Config(method="bnn++")).unit
     ('1:3:log', 'current')
     """
-    method = methods.method(config.method, config.settings)
+    method = method or methods.method(config.method, config.settings)
     frozen = FROZEN[config.settings] if config.frozen is None else config.frozen
     own: dict[str, Any] = {"frozen": frozen, "sharp": min(method.sharp, MOST * (1 - frozen))}
     if method.binary:

@@ -43,6 +43,7 @@ class PreparedRun:
 
     Attributes:
         config: The configuration with nothing left open.
+        method: Its method as the catalogue or the user's file has it, before options replace parts.
         data: The images.
         model: The network, binarized unless the method is float.
         teacher: The float network to learn from; None without distillation.
@@ -53,6 +54,7 @@ class PreparedRun:
     """
 
     config: Config
+    method: Method
     data: Any
     model: nn.Module
     teacher: nn.Module | None
@@ -100,12 +102,12 @@ def prepare(config: Config) -> PreparedRun:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model, note = _network(config, data, config.weights)
-        config = resolve(config, model)
+        config = resolve(config, model, method)
         terms = _terms(config, model)  # a wrong word is a mistake even without a teacher
         teacher = _teacher(config, data, model) if method.binary else None
         start = None if config.weights is None else copy.deepcopy(model)
         notes = (note,) if note else ()
-        prepared = PreparedRun(config, data, model, teacher, terms, start, notes, (0, 0))
+        prepared = PreparedRun(config, method, data, model, teacher, terms, start, notes, (0, 0))
         if not method.binary:
             model.to(memory_format=_layout(model))  # type: ignore[call-overload]
             size_float = sum(t.nbytes for t in model.state_dict().values())
@@ -139,19 +141,19 @@ def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module,
     return model, str(load_weights(model, weights, new_head=config.new_head))
 
 
-def resolve(config: Config, model: nn.Module) -> Config:
-    """Fill in what was left open, from the model and the method."""
+def resolve(config: Config, model: nn.Module, method: Method | None = None) -> Config:
+    """Fill in what was left open, from the model and the method, looked up if not given."""
+    method = method or methods.method(config.method, config.settings)
     if config.pipeline == "fine-tune" and config.weights is None:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
         raise ValueError("an end-to-end run starts from random weights: leave out --weights")
-    config = resolve_method(config)
+    config = resolve_method(config, method)
     if (config.frozen or 0) + (config.sharp or 0) >= 1:
         raise ValueError(
             f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
             "together they are below 1"
         )
-    method = methods.method(config.method, config.settings)
     # In the paper's settings all methods are trained alike, float or not, whatever the task.
     binary, alike = method.binary, config.settings == "paper"
     tuned, attends = config.weights is not None, is_transformer(model)
@@ -205,10 +207,12 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
         batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
             calibrate_norms(model, [x for x, _ in islice(batches, 4)])
+    method = _with_options(prepared.method, config)
+    task = Task(config.task, bits=config.bits)  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SettingsWarning)  # what they say is in the report's notes
         report = binarize(
-            model, _method(config), Task(config.task, bits=config.bits),  # type: ignore[arg-type]
+            model, method, task,
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
         )  # fmt: skip
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
@@ -219,11 +223,10 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
     )
 
 
-def _method(config: Config) -> Method:
+def _with_options(method: Method, config: Config) -> Method:
     """The method with what the options replace of it."""
     return methods.method(
-        config.method, config.settings, schedule=parse_strength(config.strength),
-        scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
+        method, schedule=parse_strength(config.strength), scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
         input_schedule=parse_strength(config.input_strength),
         sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
         sharp_strength=config.sharp_strength,
