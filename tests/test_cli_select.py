@@ -19,6 +19,23 @@ from small_net import NET
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 COMMAND = "import typer; from proxbit.cli.select_commands import select; typer.run(select)"
+# From its first checkpoint on it takes its time, so that Ctrl-C finds it at work on any machine.
+UNHURRIED = (
+    """
+import time, torch
+from pathlib import Path
+
+real = torch.Tensor.backward
+
+def backward(*args, **kwargs):
+    if list(Path("s").glob("runs/*/last.safetensors")):
+        time.sleep(0.5)
+    return real(*args, **kwargs)
+
+torch.Tensor.backward = backward
+"""
+    + COMMAND
+)
 
 
 @pytest.fixture
@@ -110,13 +127,13 @@ def test_a_folder_in_use_is_not_overwritten(place):
 def test_an_interrupted_command_says_how_to_continue_and_does(place):
     arguments = ["--config=c.json", "--minutes=3", "--methods=bc,bnn", "--out=s"]
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *arguments], stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", UNHURRIED, *arguments], stderr=subprocess.PIPE, text=True,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     while process.poll() is None and not list(Path("s").glob("runs/*/last.safetensors")):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130 and "proxbit select --resume s" in errors
     done = {t for t in Path("s/log.jsonl").read_text().splitlines() if '{"trial"' in t}
     found = json.loads(invoke("--resume=s", "--json").stdout)

@@ -85,7 +85,7 @@ def test_undeclared_knots_are_found(key, by, s):
     declared = pb.shifted(PAIRS[key], by)
     a, b = check(declared, s), check(replace(declared, knots=None), s)
     assert a.admitted is b.admitted, f"{a} / {b}"
-    # B of Poly+ reaches 0 without a break: there the edge is known to a cell only.
+    # B of Poly+ reaches 0 without a break: there the edge is known to an interval only.
     np.testing.assert_allclose(np.ravel(a.free), np.ravel(b.free), rtol=2e-2, atol=1e-2)
 
 

@@ -1,6 +1,6 @@
-"""A pair laid out along the weight axis: cells, and what F and B do in them.
+"""A pair laid out along the weight axis: intervals, and what F and B do in them.
 
-Every tolerance belongs to its cell, so that nothing far away decides, and F, B and w may be
+Every tolerance belongs to its interval, so that nothing far away decides, and F, B and w may be
 multiplied by any number.
 """
 
@@ -25,17 +25,17 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """The cells of an axis, in order; a jump of F is a cell without width.
+    """The intervals of an axis, in order; a jump of F is an interval without width.
 
     Attributes:
-        left: Left ends of the cells.
+        left: Left ends of the intervals.
         right: Right ends; equal to ``left`` at a knot.
-        start: F at the left end of each cell (the limit from inside).
-        rise: By how much F rises over each cell.
+        start: F at the left end of each interval (the limit from inside).
+        rise: By how much F rises over each interval.
         size: By how much F moves at least in it, back and forth.
-        slope: Mean of B over each cell; B at the point itself for a knot.
-        low: Smallest B seen in each cell.
-        high: Largest B seen in each cell.
+        slope: Mean of B over each interval; B at the point itself for a knot.
+        low: Smallest B seen in each interval.
+        high: Largest B seen in each interval.
         noise: What rounding may have done to the rise.
         bent: Whether F still bends although there were no halvings left.
         steep: The same of B: whether it still varies threefold.
@@ -61,17 +61,17 @@ class Axis:
 
     @property
     def width(self) -> Array:
-        """Widths of the cells."""
+        """Widths of the intervals."""
         return self.right - self.left
 
     @property
     def middle(self) -> Array:
-        """Centres of the cells."""
+        """Centres of the intervals."""
         return (self.left + self.right) / 2
 
     @cached_property
     def jump(self) -> Bools:
-        """Which cells are knots, without width."""
+        """Which intervals are knots, without width."""
         return self.left == self.right
 
     @cached_property
@@ -81,7 +81,7 @@ class Axis:
 
     @cached_property
     def most(self) -> Array:
-        """The largest |B| seen in each cell."""
+        """The largest |B| seen in each interval."""
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
     @cached_property
@@ -102,14 +102,14 @@ class Axis:
 
     @cached_property
     def segment(self) -> NDArray[np.int64]:
-        """The number of the stretch between two knots that a cell belongs to; knots end one."""
+        """The number of the stretch between two knots that an interval is in; knots end one."""
         return np.cumsum(self.jump)
 
     @cached_property
     def pace(self) -> Array:
-        """The slope of P in each cell: its own where F moves, else the larger of those beside it.
+        """The slope of P in each interval: its own where F moves, else the larger one beside it.
 
-        Within its own stretch any moving cell counts, beyond a knot only one that clearly moves;
+        In its own stretch any moving interval counts, beyond a knot only one that clearly moves;
         infinite where there is none.
         """
         moving = ~self.still & ~self.jump & ~self.nil & (self.slope != 0)
@@ -152,19 +152,19 @@ class Axis:
         return kept
 
     def abrupt(self, beside: int) -> bool:
-        """Whether B ends abruptly at a cell: a knot, an end of the axis, or no decay before it."""
+        """Whether B ends abruptly at an interval: a knot, the end of an axis, no decay before."""
         if not 0 <= beside < len(self.left) or self.jump[beside]:
             return True
         return bool(self.most[beside] > 1e-3 * self.region[beside])
 
     @cached_property
     def region(self) -> Array:
-        """The largest |B| of the region around each cell."""
+        """The largest |B| of the region around each interval."""
         return region_of(self.middle, self.most)
 
 
 def _last_of(values: NDArray[Any], mask: Bools, none: float) -> NDArray[Any]:
-    """For each cell the value at the nearest cell of a mask, itself or before it."""
+    """For each interval the value at the nearest interval of a mask, itself or before it."""
     index = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
     return np.where(index >= 0, values[index], none)
 

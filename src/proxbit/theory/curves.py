@@ -146,9 +146,9 @@ def changes(listen: Listen, grid: Array, bits: float = 46) -> Array:
     found = [(k, i) for k, p in enumerate(patterns) for i in np.flatnonzero(p[1:] != p[:-1])]
     if not found:
         return np.empty(0)
-    which, cell = np.array(sorted(found, key=lambda each: abs(grid[each[1]]))[:MOST]).T
-    ends = np.stack([grid[cell], grid[cell + 1]])
-    first = np.array([patterns[k][i] for k, i in zip(which, cell, strict=True)])
+    which, interval = np.array(sorted(found, key=lambda each: abs(grid[each[1]]))[:MOST]).T
+    ends = np.stack([grid[interval], grid[interval + 1]])
+    first = np.array([patterns[k][i] for k, i in zip(which, interval, strict=True)])
     columns = np.arange(len(which))
     while bits > 0:
         cut = cuts(ends, ONE_THREAD)

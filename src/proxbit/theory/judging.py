@@ -91,7 +91,7 @@ def _fades(axis: Axis, first: int, last: int) -> bool:
 
 
 def _beyond(axis: Axis, i: int, way: int) -> int:
-    """The first cell with a width from here on."""
+    """The first interval with a width from here on."""
     while 0 < i < len(axis.left) - 1 and axis.jump[i]:
         i += way
     return i
@@ -116,7 +116,7 @@ def _diverging(axis: Axis, found: Findings) -> None:
 
 
 def _zeros(axis: Axis) -> Array:
-    """Where B has a zero beside or inside of a cell in which F moves."""
+    """Where B has a zero beside or inside of an interval in which F moves."""
     steep = axis.steep & ~axis.still
     if not steep.any():
         return np.empty(0)
@@ -184,31 +184,31 @@ def _falling(axis: Axis, found: Findings) -> None:
     wrong = against & clear
     if not wrong.any():
         return
-    cells = np.flatnonzero(wrong)
-    cells = cells[np.argsort(-axis.size[cells], kind="stable")][:32]
-    if not _proved(axis, cells).any():
+    intervals = np.flatnonzero(wrong)
+    intervals = intervals[np.argsort(-axis.size[intervals], kind="stable")][:32]
+    if not _proved(axis, intervals).any():
         if axis.bent.any():  # no news: waves that are too short for the axis
             return
-        where = describe([(axis.left[cells[0]], axis.right[cells[0]])])
+        where = describe([(axis.left[intervals[0]], axis.right[intervals[0]])])
         found.doubts.append(f"P may fall on {where}: ask there alone, with within=, or give knots")
         return
     places = [each for each in runs((against | ~clear) & ~axis.jump) if wrong[slice(*each)].any()]
     where = describe([(axis.left[a], axis.right[z]) for a, z in places[:2]])
-    moves, sign = ("rises", "negative") if way[cells[0]] > 0 else ("falls", "positive")
+    moves, sign = ("rises", "negative") if way[intervals[0]] > 0 else ("falls", "positive")
     found.breaches.append(f"P falls on {where}: F {moves} there while B is {sign}")
 
 
-def _proved(axis: Axis, cells: NDArray[np.intp]) -> Bools:
-    """Whether F goes one way and B is of the other sign at many points of each cell.
+def _proved(axis: Axis, intervals: NDArray[np.intp]) -> Bools:
+    """Whether F goes one way and B is of the other sign at many points of each interval.
 
-    A wave that is shorter than a cell would not do so.
+    A wave that is shorter than an interval would not do so.
     """
     t = np.linspace(0.02, 0.98, 17)[:, None]
-    x = axis.left[cells] * (1 - t) + axis.right[cells] * t
-    way = np.sign(axis.rise[cells])
+    x = axis.left[intervals] * (1 - t) + axis.right[intervals] * t
+    way = np.sign(axis.rise[intervals])
     steps = np.diff(axis.forward(x.ravel()).reshape(x.shape), axis=0) * way
     slopes = axis.backward(x.ravel()).reshape(x.shape) * way
-    one_way: Bools = np.all(steps > -axis.noise[cells], axis=0)
+    one_way: Bools = np.all(steps > -axis.noise[intervals], axis=0)
     against: Bools = np.all(slopes < 0, axis=0)
     return one_way & against
 
@@ -277,7 +277,7 @@ def _jumping(axis: Axis, found: Findings) -> None:
 
 
 def _unresolved(axis: Axis, found: Findings) -> None:
-    """Waves that are shorter than the cells: nothing is known of them."""
+    """Waves that are shorter than the intervals: nothing is known of them."""
     if not axis.bent.any():
         return
     high = _window(np.maximum(axis.start, axis.start + axis.rise), np.maximum)
@@ -292,7 +292,7 @@ def _unresolved(axis: Axis, found: Findings) -> None:
 
 
 def _window(values: Array, extreme: Any) -> Array:
-    """The extreme of the cells near each."""
+    """The extreme of the intervals near each."""
     for shift in (1, 2, 4, 8, 16):
         values = extreme(values, extreme(_moved(values, shift), _moved(values, -shift)))
     return values

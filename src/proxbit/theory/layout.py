@@ -1,7 +1,7 @@
-"""From a pair to its axis: where it breaks, and cells in between in which little happens.
+"""From a pair to its axis: where it breaks, and intervals in between in which little happens.
 
 Everything is float64. The axis is cut at the pair's knots, at the breaks its maps can be heard to
-have, at jumps that a search finds, and at zeros of B; in between, cells are halved until F is
+have, at jumps that a search finds, and at zeros of B; in between, intervals are halved until F is
 nearly straight and B nearly constant in each.
 """
 
@@ -18,11 +18,11 @@ from proxbit.theory.axis import NEAREST, REACH, ROUNDINGS, Axis, Bools, gap_of, 
 from proxbit.theory.curves import MOST, Array, Curve, changes, cuts
 
 FAR = 100.0  # where a map may leave float64 without being wrong: exp does
-DEPTH = 16  # halvings of a cell
-BENT = 1e-5  # no bend is followed that moves F by less, relative to the first cell
+DEPTH = 16  # halvings of an interval
+BENT = 1e-5  # no bend is followed that moves F by less, relative to the first interval
 STEEP = 5  # halvings for a B that varies: towards a zero it always does
-FINEST = 1e-9  # no cell is made narrower
-CELLS = 20_000  # that halving may add
+FINEST = 1e-9  # no interval is made narrower
+INTERVALS = 20_000  # that halving may add
 CENTRES = 24  # places around which the axis is made finer
 LISTENING = 900  # points at which the operators of a map are listened to
 BROKEN = 1e-7  # the smallest jump that a search sees, relative to the values beside it
@@ -36,7 +36,7 @@ def lay_out(pair: Pair, strength: float, within: tuple[float, float] = (-REACH, 
     declared = np.asarray(pair.knots(strength) if pair.knots else (), dtype=np.float64)
     grid, knots = _breaks(curves, _grid(curves, declared, within), declared)
     edges = np.union1d(grid, _zeros(b, grid))
-    return _cells(f, b, p, edges[~_crowding(edges, knots)], knots)
+    return _intervals(f, b, p, edges[~_crowding(edges, knots)], knots)
 
 
 def _grid(curves: Sequence[Curve], declared: Array, within: tuple[float, float]) -> Array:
@@ -78,7 +78,7 @@ def _around(centres: Array, count: int, low: float, high: float) -> Array:
 
 
 def _thinned(grid: Array) -> Array:
-    """Without points that are all but equal: a cell between them would be all rounding."""
+    """Without points that are all but equal: an interval between them would be all rounding."""
     return grid[np.diff(grid, prepend=-np.inf) > np.maximum(1e-9 * np.abs(grid), FINEST / 2)]
 
 
@@ -90,7 +90,7 @@ def _distinct(points: Array, apart: float) -> Array:
 
 
 def _jumps(f: Curve, grid: Array) -> Array:
-    """Places where f jumps: cut every cell, keep the part that stands out, to the last bit.
+    """Places where f jumps: cut every interval, keep the part that stands out, to the last bit.
 
     A part stands out by its change against that of its neighbours, so that a steep rise hides no
     jump and a smooth f is done with soon.
@@ -134,7 +134,7 @@ def _zeros(b: Curve, grid: Array) -> Array:
 
 
 def _crowding(edges: Array, knots: Array) -> Bools:
-    """Grid points so near a knot that a cell between them would be all rounding."""
+    """Grid points so near a knot that an interval between them would be all rounding."""
     if not len(knots):
         return np.zeros(len(edges), dtype=bool)
     ordered = np.sort(knots)
@@ -146,7 +146,7 @@ def _crowding(edges: Array, knots: Array) -> Bools:
 
 @dataclass(frozen=True, eq=False)
 class _Ends:
-    """Cells by the values at their ends; ``left`` and ``right`` lie just inside of a knot."""
+    """Intervals by the values at their ends; ``left`` and ``right`` lie just inside of a knot."""
 
     left: Array
     right: Array
@@ -154,7 +154,7 @@ class _Ends:
     f_right: Array
     b_left: Array
     b_right: Array
-    origin: Array  # by how much F moves in the cell that was halved first
+    origin: Array  # by how much F moves in the interval that was halved first
 
     def taken(self, mask: Bools) -> _Ends:
         return _Ends(*(getattr(self, field.name)[mask] for field in fields(self)))
@@ -165,25 +165,25 @@ class _Ends:
         return _Ends(*(np.stack(pair, 1).ravel() for pair in zip(first, second, strict=True)))
 
 
-def _cells(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -> Axis:
-    """Cells between grid points, halved where they must be, and one without width at every knot."""
+def _intervals(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -> Axis:
+    """Intervals between grid points, halved where need be, and one without width at every knot."""
     knots = np.sort(knots)
     edges = np.union1d(grid, knots)
     step = np.where(np.isin(edges, knots), gap_of(edges), 0.0)
     left, right = edges[:-1] + step[:-1], edges[1:] - step[1:]
     ends = _Ends(left, right, f(left), f(right), b(left), b(right), np.zeros_like(left))
     done: list[dict[str, Any]] = []
-    count = -len(left)  # of cells that were halved
+    count = -len(left)  # of intervals that were halved
     for depth in range(DEPTH + 1):
         middle = (ends.left + ends.right) / 2
         f_middle, b_middle = f(middle), b(middle)
-        cells = _measured(ends, f_middle, b_middle, f.precision)
+        intervals = _measured(ends, f_middle, b_middle, f.precision)
         if depth == 0:
-            ends = replace(ends, origin=cells["size"])
-        rough = _spread(cells["bent"] | (cells["steep"] & (depth < STEEP)), ends)
-        last = depth == DEPTH or count + 2 * int(rough.sum()) > CELLS
+            ends = replace(ends, origin=intervals["size"])
+        rough = _spread(intervals["bent"] | (intervals["steep"] & (depth < STEEP)), ends)
+        last = depth == DEPTH or count + 2 * int(rough.sum()) > INTERVALS
         keep = np.ones_like(rough) if last else ~rough
-        done.append({name: values[keep] for name, values in cells.items()})
+        done.append({name: values[keep] for name, values in intervals.items()})
         count += int(keep.sum())
         if keep.all():
             break
@@ -196,7 +196,7 @@ def _cells(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -> Ax
 
 
 def _spread(rough: Bools, ends: _Ends) -> Bools:
-    """A cell beside a rough one is halved too: it may be smooth by chance, on top of a wave."""
+    """An interval beside a rough one is halved too: it may be smooth by chance, atop a wave."""
     beside = ends.right[:-1] == ends.left[1:]
     wide = rough.copy()
     wide[1:] |= rough[:-1] & beside
@@ -205,7 +205,7 @@ def _spread(rough: Bools, ends: _Ends) -> Bools:
 
 
 def _measured(ends: _Ends, f: Array, b: Array, precision: float) -> dict[str, Any]:
-    """The columns of cells; those that are bent or steep are to be halved."""
+    """The columns of intervals; those that are bent or steep are to be halved."""
     first, second = f - ends.f_left, ends.f_right - f
     size, rise = np.abs(first) + np.abs(second), ends.f_right - ends.f_left
     values = np.stack([ends.b_left, b, ends.b_right])
@@ -258,7 +258,7 @@ def _beside_knots(f: Curve, knots: Array, gap: Array) -> tuple[Array, Array, Arr
 
 
 def _snapped(columns: dict[str, Any], knots: Array) -> dict[str, Any]:
-    """Cells that begin or end just beside a knot begin or end at it."""
+    """Intervals that begin or end just beside a knot begin or end at it."""
     for name, way in (("left", 1.0), ("right", -1.0)):
         inner = knots + way * gap_of(knots)
         i = np.clip(np.searchsorted(inner, columns[name]), 0, max(len(knots) - 1, 0))

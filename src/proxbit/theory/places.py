@@ -22,7 +22,7 @@ def free_segments(axis: Axis) -> tuple[Segment, ...]:
 
 
 def _joined(axis: Axis) -> list[tuple[int, int]]:
-    """Runs of free cells, across knots at which nothing happens."""
+    """Runs of free intervals, across knots at which nothing happens."""
     quiet = axis.jump & (axis.rise == 0) & (axis.most == 0)
     return [(a, b) for a, b in runs(axis.free | quiet) if axis.free[a : b + 1].any()]
 

@@ -46,7 +46,7 @@ class Recovered:
 
     @cached_property
     def _p(self) -> tuple[Array, Array]:
-        """P at the left and at the right end of every cell."""
+        """P at the left and at the right end of every interval."""
         steps = _steps(self.axis, self.smoothing)
         right = np.cumsum(steps)
         left = right - steps
@@ -99,13 +99,13 @@ class Recovered:
 
     @cached_property
     def _lines(self) -> tuple[Array, Array, Array, Array]:
-        """Of every cell: its left end, P there, the slope of P, the integral of P from 0 on."""
+        """Of every interval: its left end, P there, the slope of P, the integral of P from 0 on."""
         solid = ~self.axis.jump
         left, right = self.axis.left[solid], self.axis.right[solid]
         low, high = (p[solid] for p in self._p)
         area = (right - left) * (low + high) / 2
         middle = int(np.searchsorted(left, 0.0))
-        # Outwards from 0: summed from one end, the first digits would be those of the far cells.
+        # Outwards from 0: summed from one end, the first digits would be those of far intervals.
         down, up = np.cumsum(area[:middle][::-1])[::-1], np.cumsum(area[middle:])
         before = np.concatenate([-down, [0.0], up[:-1]])
         return left, low, (high - low) / (right - left), before
@@ -163,7 +163,7 @@ class Recovered:
         return float(left[0]), float(right[-1])
 
     def _integral(self, z: Array) -> Array:
-        """(1 / mu) times the integral of P^-1(u) - u up to z: quadratic in every cell."""
+        """(1 / mu) times the integral of P^-1(u) - u up to z: quadratic in every interval."""
         left, right = self._p
         moving = right > left
         a, p, q = self.axis, left[moving], right[moving]
@@ -211,14 +211,14 @@ def recover(pair: Pair, strength: float = 1.0, smoothing: float = 1.0) -> Recove
 
 
 def _steps(axis: Axis, smoothing: float) -> Array:
-    """By how much P rises over every cell."""
+    """By how much P rises over every interval."""
     solid = _measurable(axis) & ~axis.leaps
     steps = np.where(solid, axis.rise / np.where(solid, axis.slope, 1.0), axis.leap.clip(min=0.0))
     unmeasured = runs(~axis.flat & ~_measurable(axis) & ~axis.jump)
     for first, last in sorted(unmeasured, key=lambda run: abs(axis.middle[run[0]])):
-        cells = slice(first, last + 1)
-        steps[cells] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[
-            cells
+        intervals = slice(first, last + 1)
+        steps[intervals] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[
+            intervals
         ]
     return steps
 
@@ -231,7 +231,7 @@ def _measurable(axis: Axis) -> Any:
 def _slope_beside(axis: Axis, steps: Array, first: int, last: int) -> float:
     """The slope with which P arrives at a free stretch from the side of 0; 0 if it stands still.
 
-    The median over a few cells: the nearest may straddle the point where B reaches 0.
+    The median over a few intervals: the nearest may straddle the point where B reaches 0.
     """
     from_left = axis.left[first] >= 0
     near = slice(max(first - 7, 0), first) if from_left else slice(last + 1, last + 8)
@@ -242,6 +242,6 @@ def _slope_beside(axis: Axis, steps: Array, first: int, last: int) -> float:
 
 
 def _piecewise(x: Array, left: Array, right: Array, low: Array, high: Array) -> Any:
-    """The line through (left, low) and (right, high) of the cell that x lies in; ends extended."""
+    """The line through (left, low) and (right, high) of the interval around x; ends extended."""
     i = np.clip(np.searchsorted(left, x, side="right") - 1, 0, len(left) - 1)
     return low[i] + (x - left[i]) * (high[i] - low[i]) / (right[i] - left[i])
