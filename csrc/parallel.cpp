@@ -10,6 +10,7 @@ namespace proxbit {
 namespace {
 
 std::atomic<pb_team> chosen{nullptr};
+thread_local pb_team chosen_here = nullptr;
 
 struct Job {
   void (*body)(void*, int64_t);
@@ -48,6 +49,8 @@ void own_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
 
 void use_team(pb_team team) { chosen.store(team); }
 
+void use_team_here(pb_team team) { chosen_here = team; }
+
 void for_parts_raw(int64_t parts, int threads, void (*body)(void*, int64_t), void* data) {
   const int64_t team_size = threads < parts ? threads : parts;
   if (team_size < 2) {
@@ -55,7 +58,7 @@ void for_parts_raw(int64_t parts, int threads, void (*body)(void*, int64_t), voi
     return;
   }
   Job job{body, data, parts};
-  const pb_team team = chosen.load();
+  const pb_team team = chosen_here ? chosen_here : chosen.load();
   (team ? team : own_team)(take_parts, &job, static_cast<unsigned>(team_size), 0);
   if (job.failed) throw std::bad_alloc();
 }

@@ -9,6 +9,7 @@
 namespace proxbit {
 
 void use_team(pb_team team);
+void use_team_here(pb_team team);  // for calls from this thread; nullptr: that of all again
 
 // Runs body(part) for every part in [0, parts), on at most `threads` threads.
 void for_parts_raw(int64_t parts, int threads, void (*body)(void*, int64_t), void* data);

@@ -28,6 +28,7 @@ LAYERS = (
 EXTRAS = {
     "cli": {"typer", "rich"},
     "experiments": {"rich", "ray"},
+    "export": {"onnx"},
     "models": {"safetensors", "timm"},
     "packfile": {"safetensors"},
     "theory": {"matplotlib"},

@@ -13,7 +13,7 @@ ATTACK = Path(__file__).resolve().parents[1] / "tools" / "attack"
 def runner(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [str(ATTACK), *sys.path])
     yield importlib.import_module("run")
-    for name in ("run", "common", "report_lines", "config_bits"):
+    for name in ("run", "common", "report_lines", "config_bits", "onnx_nodes"):
         sys.modules.pop(name, None)
 
 
@@ -23,7 +23,7 @@ def test_every_attack_is_found(runner):
     assert {"config_bits", "kill_storm", "packed_headers", "report_lines"} <= set(runner.names())
 
 
-@pytest.mark.parametrize("name", ["report_lines", "config_bits"])
+@pytest.mark.parametrize("name", ["report_lines", "config_bits", "onnx_nodes"])
 def test_an_attack_counts_in_one_line_and_finds_nothing(runner, name, capsys):
     assert runner.run(name, seed=1, seconds=0.5) == 0
     (line,) = capsys.readouterr().out.strip().splitlines()

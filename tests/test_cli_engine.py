@@ -397,3 +397,33 @@ def test_help_teaches(command):
     printed = said(command, "--help").stdout
     assert "Usage" in printed and len(printed.splitlines()) < 45
     assert command in said("--help").stdout
+
+
+# export
+
+
+@pytest.mark.slow
+def test_export_writes_a_run_or_a_packed_file_with_what_a_loader_wants(place, own, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    skeleton = f"--skeleton={place}/net.py:net"
+    said("export", place / "own", "-o", tmp_path / "run.onnx")
+    said("export", own, skeleton, "-o", tmp_path / "file.onnx")
+    for name in ("run.onnx", "file.onnx"):
+        facts = {p.key: json.loads(p.value) for p in onnx.load(tmp_path / name).metadata_props}
+        assert facts["proxbit.labels"] == ["0", "1", "2"]
+        assert facts["proxbit.input"]["shape"] == [3, 8, 8]
+    printed = said("export", place / "own", "-o", tmp_path / "s.onnx", "--operators=standard")
+    assert "opset 18, takes" in printed.stdout
+    assert not any(node.domain for node in onnx.load(tmp_path / "s.onnx").graph.node)
+
+
+def test_export_refuses_in_one_sentence(place, own, tmp_path):
+    pytest.importorskip("onnx")
+    assert "is a float one" in refusal("export", place / "float", "-o", tmp_path / "n.onnx")
+    words = refusal("export", place / "own", "-o", tmp_path / "n.onnx", "--operators=tflite")
+    assert "unknown operators 'tflite'" in words
+    (tmp_path / "old.onnx").write_bytes(b"mine")
+    assert "exists" in refusal("export", place / "own", "-o", tmp_path / "old.onnx")
+    assert "there is no file" in refusal("export", tmp_path / "none", "-o", tmp_path / "n.onnx")
+    assert "--skeleton" in refusal("export", own, "-o", tmp_path / "n.onnx")
+    assert list(tmp_path.iterdir()) == [tmp_path / "old.onnx"]

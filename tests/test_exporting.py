@@ -114,7 +114,9 @@ def branches_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bo
     @cache
     def write(task: str, bipolar: bool) -> Path:
         path = tmp_path_factory.mktemp("files") / "branches.onnx"
-        return export_onnx(branches(task), torch.ones(2, 4, 5, 5), path, bipolar=bipolar).path
+        operators = "qonnx" if bipolar else "standard"
+        example = torch.ones(2, 4, 5, 5)
+        return export_onnx(branches(task), path, example, operators=operators).path
 
     return write
 
@@ -233,7 +235,7 @@ def test_whole_networks_keep_their_outputs(name: str, task: str, tmp_path: Path)
     pb.binarize(model, "bnn++", task, relu=nn.Hardtanh)
     model(x)  # batch statistics of its own
     pb.harden(model).eval()
-    written = export_onnx(model, x[:2], tmp_path / "network.onnx")
+    written = export_onnx(model, tmp_path / "network.onnx", x[:2])
     (out,) = run(written.path, x=x)
     with torch.no_grad():
         torch.testing.assert_close(out, model(x), rtol=1e-4, atol=1e-5)
@@ -253,9 +255,9 @@ def test_the_model_stays_and_however_it_is_called_the_file_is_the_same(tmp_path:
     model = hard(Two(), only="a").train()
     before, parts = {k: v.clone() for k, v in model.state_dict().items()}, str(model)
     pair = (torch.randn(4, 5), torch.randn(4, 3))
-    first = export_onnx(model, pair, tmp_path / "first.onnx")
+    first = export_onnx(model, tmp_path / "first.onnx", pair)
     named = {"a": torch.randn(1, 5), "b": torch.randn(1, 3)}
-    second = export_onnx(model, named, tmp_path / "second.onnx")
+    second = export_onnx(model, tmp_path / "second.onnx", named)
     assert first.path.read_bytes() == second.path.read_bytes()
     assert first.inputs == {"a": ("batch", 5), "b": ("batch", 3)}
     assert model.training and str(model) == parts
@@ -269,7 +271,7 @@ def test_the_float_baseline_is_a_float_file_and_what_has_no_batch_gets_none(tmp_
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     pb.binarize(model, "fp")
     x = torch.randn(5)
-    written = export_onnx(model.eval(), x, tmp_path / "float.onnx", opset=23)
+    written = export_onnx(model.eval(), tmp_path / "float.onnx", x, opset=23)
     with torch.no_grad():
         torch.testing.assert_close(run(written.path, input=x)[0], model(x))
     assert [entry.version for entry in onnx.load(written.path).opset_import] == [23]
@@ -291,10 +293,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as during, pytest.raises(OSError, match="no space left"):
         during.setattr(os, "fsync", full)
-        export_onnx(model, torch.randn(2, 5), path)
+        export_onnx(model, path, torch.randn(2, 5))
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-    export_onnx(model, torch.randn(2, 5), path)
+    export_onnx(model, path, torch.randn(2, 5))
     assert path.read_bytes() != b"old"
 
 
@@ -330,25 +332,25 @@ def test_mistakes_are_answered_in_one_sentence(
     path, x = tmp_path / "m.onnx", torch.randn(2, 3)
     fine = hard(nn.Sequential(nn.Linear(3, 3)), only="*")
     with pytest.raises(ValueError, match=r"not binarized: call pb\.binarize"):
-        export_onnx(nn.Linear(3, 3), x, path)
+        export_onnx(nn.Linear(3, 3), path, x)
     with pytest.raises(ValueError, match=r"not hard \(0\.weight, 1\.weight, 2\.weight and 2 more"):
-        export_onnx(soft_model(), x, path)
+        export_onnx(soft_model(), path, x)
     with pytest.raises(ValueError, match=r"not hard \(0\.weight\): call pb\.harden\(model\) first"):
         few = nn.Sequential(nn.Linear(3, 3))
         pb.binarize(few, only="*")
-        export_onnx(few, x, path)
+        export_onnx(few, path, x)
     with pytest.raises(ValueError, match="opset is 18 to 23, not 11"):
-        export_onnx(fine, x, path, opset=11)
+        export_onnx(fine, path, x, opset=11)
     with pytest.raises(ValueError, match="there is no folder"):
-        export_onnx(fine, x, tmp_path / "none" / "m.onnx")
+        export_onnx(fine, tmp_path / "none" / "m.onnx", x)
     with pytest.raises(ValueError, match="it is a folder"):
-        export_onnx(fine, x, tmp_path)
+        export_onnx(fine, tmp_path, x)
     with pytest.raises(ValueError, match=r"float32, this model has torch\.float64"):
-        export_onnx(hard(nn.Sequential(nn.Linear(3, 3)), only="*").double(), x.double(), path)
+        export_onnx(hard(nn.Sequential(nn.Linear(3, 3)), only="*").double(), path, x.double())
     monkeypatch.setattr(exporting, "LIMIT", 40)
     with pytest.raises(ValueError, match=r"below 40 B, this model has \d+ B"):
-        export_onnx(fine, x, path)
+        export_onnx(fine, path, x)
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"need onnx and onnxscript: pip install proxbit\[onnx\]"):
-        export_onnx(fine, x, path)
+        export_onnx(fine, path, x)
     assert not list(tmp_path.iterdir())

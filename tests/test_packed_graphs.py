@@ -113,5 +113,5 @@ def test_fx_takes_packed_layers_for_single_nodes(name: str, task: str) -> None:
 @nets
 def test_the_legacy_onnx_exporter_is_sent_to_export_onnx(name: str, tmp_path: Path) -> None:
     _, net, x = example(name, "BWA")
-    with pytest.raises(NotImplementedError, match=r"give the hard model to pb\.export_onnx"):
+    with pytest.raises(NotImplementedError, match=r"give the network to pb\.export_onnx"):
         torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=False)

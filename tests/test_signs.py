@@ -171,7 +171,7 @@ def test_an_onnx_file_reads_sign_bits_too(tmp_path: Path) -> None:
     model[1].weight[:2] = 0.0
     hard(model, "bnn", "BWA")
     x = torch.tensor(ODD)[torch.randint(0, len(ODD), (3, 10, 8, 8))]
-    pb.export_onnx(model, x, tmp_path / "net.onnx")
+    pb.export_onnx(model, tmp_path / "net.onnx", x)
     providers = ["CPUExecutionProvider"]
     session = runtime.InferenceSession(tmp_path / "net.onnx", providers=providers)
     assert bool((model[:3](x) == 0).any())

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The kernels for 64-bit ARM, cross-compiled and run under emulation. Nothing here measures speed.
 #
-#   tools/arm.sh                       what `make arm` does: build, the laws on every backend, broken kernels found
+#   tools/arm.sh                       what `make arm` does: build, the laws on every backend, operators, broken kernels found
 #   tools/arm.sh build                 the library alone: build/arm/libproxbit.so
 #   tools/arm.sh compile OUT FILES...  a C++ program for ARM that links with it
 #   tools/arm.sh run PROGRAM...        such a program under emulation (QEMU_CPU=cortex-a53: another processor)
@@ -89,6 +89,12 @@ laws() {
   fi
 }
 
+# The operators of ONNX Runtime, on a program that plays its side of the API.
+operators() {
+  compile "$build/ort_host" tools/ort_host.cpp -ldl
+  run "$build/ort_host" "$build/libproxbit.so"
+}
+
 # A check that cannot fail is none: each of these kernels is wrong in one place, and a law must say so.
 mutants() {
   local law file from to source=$build/source
@@ -111,6 +117,6 @@ case ${1:-all} in
   build) need_packages 77 && build ;;
   compile) need_packages 77 && compile "${@:2}" ;;
   run) need_packages 77 && run "${@:2}" ;;
-  all) need_packages 0 && build && clang_too && laws && mutants ;;
+  all) need_packages 0 && build && clang_too && laws && operators && mutants ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" && exit 2 ;;
 esac

@@ -33,4 +33,4 @@ if [ $# -gt 0 ]; then
 fi
 "$python" -m pytest -p no:cacheprovider --numprocesses 2 \
   tests/test_kernels_*.py tests/test_engine_layers.py tests/test_packed_parts.py tests/test_engine_fusing.py
-"$python" tools/attack/run.py packed_shapes --seconds "${SECONDS_OF_FUZZ:-20}"
+"$python" tools/attack/run.py packed_shapes onnx_nodes --seconds "${SECONDS_OF_FUZZ:-20}"

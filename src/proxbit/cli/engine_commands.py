@@ -19,7 +19,7 @@ from proxbit.util.text import visible
 MOST_THREADS = 1024
 _FILE = Annotated[str, typer.Argument(metavar="FILE", help="What proxbit pack or pb.save wrote.")]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_SKELETON = Annotated[
+SKELETON = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.py:FUNCTION",
@@ -30,7 +30,7 @@ _PRECISION = Annotated[
     str, typer.Option(help="exact, or input8: faster, the inputs of BW layers rounded to 8 bits.")
 ]
 
-_SIDE = Annotated[
+SIDE = Annotated[
     int, typer.Option(min=1, help="Largest side in pixels of the images that the file may want.")
 ]
 
@@ -96,8 +96,8 @@ def run(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files.")],
     top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
     precision: _PRECISION = "exact",
-    skeleton: _SKELETON = None,
-    largest_side: _SIDE = 1024,
+    skeleton: SKELETON = None,
+    largest_side: SIDE = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Name what is in image files: the classes with the highest scores.
@@ -146,8 +146,8 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
     precision: _PRECISION = "exact",
-    skeleton: _SKELETON = None,
-    largest_side: _SIDE = 1024,
+    skeleton: SKELETON = None,
+    largest_side: SIDE = 1024,
     as_json: _JSON = False,
 ) -> None:
     """Time a packed network beside the same one in float32, on this machine.

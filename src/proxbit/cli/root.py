@@ -13,6 +13,9 @@ from proxbit.cli import (
     engine_commands as cli_engine,
 )
 from proxbit.cli import (
+    export_commands as cli_export,
+)
+from proxbit.cli import (
     report_commands as cli_report,
 )
 from proxbit.cli import (
@@ -223,6 +226,7 @@ app.command()(cli_engine.pack)
 app.command()(cli_engine.inspect)
 app.command()(cli_engine.run)
 app.command()(cli_engine.bench)
+app.command()(cli_export.export)
 app.command()(cli_experiments.reproduce)
 app.command()(cli_report.report)
 app.command()(cli_select.select)

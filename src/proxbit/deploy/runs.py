@@ -110,7 +110,7 @@ def pack_run(
         force: Whether an older file may be replaced.
         batches: How many batches of test images to compare on; None for all.
     """
-    _require_finished(run)
+    require_finished(run)
     path = Path(run) / FILE if out is None else Path(out)
     _require_free(RunFolder(run), path, force)
     given = {"float_rest": float_rest, "tables": tables, "precision": precision}
@@ -134,7 +134,8 @@ def pack_run(
     return PackedRun(path, path.stat().st_size, found, agreement, rounded)
 
 
-def _require_finished(run: str | Path) -> None:
+def require_finished(run: str | Path) -> None:
+    """Refuse a run that has no hard network yet, or never will."""
     config = RunFolder(run).options()
     if not methods.method(config.method, config.settings).binary:
         raise ValueError(f"the run in '{run}' is a float one ({config.method}): it has no bits")

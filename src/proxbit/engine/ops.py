@@ -22,7 +22,7 @@ def in_graph() -> bool:
     recording = torch.compiler.is_compiling() or is_traced()
     if recording and torch.onnx.is_in_onnx_export():
         raise NotImplementedError(
-            "ONNX has no operators for packed layers: give the hard model to pb.export_onnx"
+            "ONNX has no operators for packed layers: give the network to pb.export_onnx"
         )
     return recording
 

@@ -127,9 +127,9 @@ class PackedLayer(nn.Module):
             scale = self._scales().clone()
             bias = None if self.bias is None else self.bias.detach().float() + 0.0  # no -0.0
             if self.after and not self.form.binary and isinstance(self.after[0], nn.BatchNorm2d):
-                scale, bias = _with_norm(scale, bias, self.after[0])
+                scale, bias = with_norm(scale, bias, self.after[0])
             shift = None if self.shift is None else self.shift.float().clone().contiguous()
-            self._kernel = Kernel(self.form, laid, scale, bias, shift, self._bounds())
+            self._kernel = Kernel(self.form, laid, scale, bias, shift, self.bounds())
             self._operands, self._line = self._kernel.owned, self._find_line()
         return self._kernel
 
@@ -179,7 +179,8 @@ class PackedLayer(nn.Module):
         values = self.finished(sums.float().reshape(-1, 1, 1, 1).expand(-1, self.shape[0], 1, 1))
         return find_line(norm, values.flatten(1))
 
-    def _bounds(self) -> Bounds | None:
+    def bounds(self) -> Bounds | None:
+        """Which sums are +1 to the target; None where they are no intervals, or there is none."""
         sums = possible_sums(self.form) if self.target else None
         if sums is None:
             return None
@@ -189,7 +190,7 @@ class PackedLayer(nn.Module):
 
     def hands_on_bits(self) -> bool:
         """Whether the next layer can get its input as bits; checked before modules are folded."""
-        return self._bounds() is not None
+        return self.bounds() is not None
 
     def _scales(self) -> Tensor:
         return self.scale.float().expand(self.shape[0]).contiguous()
@@ -332,7 +333,7 @@ def _full_precision(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
-def _with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+def with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Scale and bias with a batch norm behind them folded in."""
     assert norm.running_mean is not None and norm.running_var is not None
     gain = (norm.running_var.double() + norm.eps).rsqrt()

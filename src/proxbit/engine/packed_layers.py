@@ -114,7 +114,7 @@ class _PackedConv(PackedLayer):
             x = functional.pad(x, self.border, mode=self.mode)
         out = self._convolve((x.unsqueeze(2) if dims == 3 else x).detach())
         if out is None:
-            return self.by_torch(x, self._torch_convolution)
+            return self.by_torch(x, self.convolve_floats)
         out = out.squeeze(2) if dims == 3 else out
         if out.dtype == torch.uint8:
             return out.view(torch.int8) if last else out
@@ -131,7 +131,8 @@ class _PackedConv(PackedLayer):
         kernel = self.kernel_for(image)
         return None if kernel is None else kernel.convolve(image, self.window)
 
-    def _torch_convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def convolve_floats(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """By torch, with the border that this layer adds."""
         if self.mode == "zeros" and any(self.border):
             x = functional.pad(x, self.border, value=self.pad_value if self.form.binary else 0.0)
         convolve = functional.conv1d if len(self.shape) == 3 else functional.conv2d

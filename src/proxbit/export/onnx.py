@@ -1,4 +1,4 @@
-"""ONNX files of hard models, for other runtimes and for tools that look for one-bit tensors.
+"""ONNX files of hard and packed networks, for other runtimes and for tools that look for bits.
 
 The file holds what the hard model computes, not how PyTorch came to it: every binary weight is a
 constant, every binary input the sign bit of a float, every sum of +-1 products an exact integer.
@@ -7,29 +7,44 @@ constant, every binary input the sign bit of a float, every sum of +-1 products 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from proxbit._version import __version__
 from proxbit.binarization.conversion import binary_weights
-from proxbit.core import maps
-from proxbit.nn import BinaryProduct, InputQuantizer, WeightQuantizer, WrapAccumulator, cyclic, wrap
-from proxbit.nn.product import Operation
+from proxbit.engine.copying import packed_copy
+from proxbit.engine.fusing import Folded
+from proxbit.engine.packed import packed_layers
+from proxbit.engine.plan import Planned
+from proxbit.engine.routes import usual_input
+from proxbit.engine.unpacked import in_bits, unpacked_weights
+from proxbit.export.constants import share_columns
+from proxbit.export.dialects import BIPOLAR, STANDARD, as_constants, dense_layer
+from proxbit.export.graphs import Graph, announce, fold, ours, pack_constants, settle, shorten
+from proxbit.export.layouts import LAST, move_channels_last
+from proxbit.export.nbits import nbits_layer
+from proxbit.export.operators import as_operators, exchanged
+from proxbit.packfile.contents import About
 from proxbit.util.files import write_atomically
-from proxbit.util.text import few, size
+from proxbit.util.text import few, size, unknown_name_message
 
+OPERATORS = ("standard", "proxbit", "qonnx", "matmulnbits")
+DIALECTS = {"standard": STANDARD, "qonnx": BIPOLAR}
 OPSETS = range(18, 24)
 LIMIT = 2**31  # bytes: what one protobuf message can hold
-BIPOLAR_QUANT = "qonnx.custom_op.general::BipolarQuant"
 
 
 @dataclass(frozen=True)
@@ -56,182 +71,131 @@ class OnnxFile:
 
 def export_onnx(
     model: nn.Module,
-    example: Any,
     path: str | os.PathLike[str],
+    example: Any = None,
     *,
-    bipolar: bool = False,
+    operators: str = "standard",
     opset: int = OPSETS[0],
+    labels: Sequence[str] | None = None,
+    input: dict[str, Any] | None = None,
 ) -> OnnxFile:
-    """Write a hard model as one ONNX file, whole or not at all; the model stays as it is.
+    """Write a hard or packed network as one ONNX file, whole or not at all; it stays as it is.
 
     The network is written in eval mode. The first dimension of the first input becomes free, and so
     does that of every other input with the same length, unless the model itself fixes it.
 
     Args:
-        model: A model after ``pb.harden``, in float32.
-        example: An input (or tuple of inputs, or dict of keywords).
+        model: A model after ``pb.harden``, in float32, or what ``pb.pack`` or ``pb.load`` gave.
         path: Where the file goes.
-        bipolar: Write binary tensors by QONNX's BipolarQuant, for tools such as FINN that look for
-            it. Without it the file has standard operators only, for every runtime.
+        example: An input (or tuple of inputs, or dict of keywords). A network that knows the size
+            of its images needs none.
+        operators: "standard": operators of ONNX alone, for every runtime, weights as floats.
+            "proxbit": one bit per weight, for ONNX Runtime with ``proxbit-runtime``. "qonnx":
+            BipolarQuant, for tools such as FINN that look for it. "matmulnbits": linear layers of
+            BW in ONNX Runtime's own 2-bit format.
         opset: Version of the standard operators, 18 to 23.
+        labels: Names of the classes, for the file's metadata; those of a loaded network are kept.
+        input: As for ``pb.save``, for the file's metadata.
     """
-    target = _check_target(path, opset)
+    target = _check_target(path, operators, opset)
     _check_model(model)
-    network = _as_constants(model, BIPOLAR if bipolar else STANDARD)
-    program = _translate(network, example, opset)
+    given = _example(model, example)
+    network = _prepared(model, operators)
+    program = _translate(network, given, opset)
     proto = program.model_proto
     _forget_sources(proto)
     inputs = _name_batch(proto.graph, _fixed(program.exported_program))
+    if operators == "proxbit":
+        _use_operators(proto.graph, network)
+    _describe(proto, model, labels, input)
     content = proto.SerializeToString(deterministic=True)
     write_atomically(target, content)
     return OnnxFile(target, len(content), opset, inputs)
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """How a file says what is binary.
-
-    Attributes:
-        weights: From a weight of +-scale, and the scale, to the tensor that is multiplied.
-        inputs: From a float input, and the scale 1, to its signs.
-        sums: What makes a sum of +-1 products an integer for certain.
-    """
-
-    weights: Callable[[Tensor, Tensor], Tensor]
-    inputs: Callable[[Tensor, Tensor], Tensor]
-    sums: Callable[[Tensor], Tensor]
-
-
-def _bipolar_quant(x: Tensor, scale: Tensor) -> Tensor:
-    """The QONNX operator: scale where x >= 0, -scale elsewhere; it exists in a file only."""
-    return torch.onnx.ops.symbolic(
-        BIPOLAR_QUANT, (x, scale), dtype=x.dtype, shape=x.shape, version=1
-    )
+def _prepared(model: nn.Module, operators: str) -> nn.Module:
+    """A copy in eval mode whose binary layers are what the file shall hold."""
+    if operators in ("standard", "qonnx") and not _is_packed(model):
+        return as_constants(model, DIALECTS[operators])
+    net = (copy.deepcopy(model) if _is_packed(model) else packed_copy(model)).eval()
+    if isinstance(vars(net).get("forward"), Planned):  # plans are for torch alone
+        del net.__dict__["forward"]
+    if operators == "proxbit":
+        return as_operators(net)
+    if operators == "matmulnbits":
+        return exchanged(unfused(net), nbits_layer)
+    return exchanged(unfused(net), partial(dense_layer, dialect=DIALECTS[operators]))
 
 
-def _rounded(sums: Tensor) -> Tensor:
-    """The nearest integers, none of them -0.0, which Round would make of -1e-9."""
-    return (sums + 0.5).floor()
+def _is_packed(model: nn.Module) -> bool:
+    return any(True for _ in packed_layers(model)) or any(True for _ in unpacked_weights(model))
 
 
-# Runtimes fold a scale behind a convolution into its weights, or convolve by fractions (Winograd):
-# a sum of 0 is then 1e-9 or -1e-9, and the sign behind it a coin. Rounding forbids the first and
-# mends the second. A tool that reads BipolarQuant knows by type that the sums are integers.
-STANDARD = Dialect(lambda w, scale: w, lambda x, one: maps.sign(x), _rounded)
-BIPOLAR = Dialect(_bipolar_quant, _bipolar_quant, lambda sums: sums)
+def unfused(net: nn.Module) -> nn.Module:
+    """Put back the modules that packed layers compute; the network is ours."""
+    for name, module in list(net.named_modules(remove_duplicate=False)):
+        if isinstance(module, Folded):
+            net.set_submodule(name, module.inner)
+    for _, layer in packed_layers(net):
+        layer.finish_with([])
+    return net
 
 
-class ConstantWeight(nn.Module):
-    """A hard weight as it stands in the file, whatever Parameter it came from."""
-
-    values: Tensor
-    scale: Tensor
-
-    def __init__(self, values: Tensor, scale: Tensor, dialect: Dialect) -> None:
-        """Keep the tensors where the file finds them: as buffers."""
-        super().__init__()
-        self.register_buffer("values", values)
-        self.register_buffer("scale", scale)
-        self.dialect = dialect
-
-    def forward(self, _: Tensor) -> Tensor:
-        """The weight that is multiplied."""
-        return self.dialect.weights(self.values, self.scale)
-
-
-class FloatInputs(nn.Module):
-    """A product whose weight alone is binary: the scale rides on the weight."""
-
-    plain = True
-
-    def __init__(self, weight: ConstantWeight) -> None:
-        """Keep the weight, +-scale."""
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, op: Operation) -> Tensor:
-        """One product of floats."""
-        return op(x, self.weight(weight), bias)
+def _use_operators(graph: Any, network: nn.Module) -> None:
+    """Bring our nodes into their final form."""
+    found = Graph(graph)
+    settle(found)
+    fold(found)
+    shapes = {value.name: tuple(value.type.tensor_type.shape.dim) for value in graph.value_info}
+    last = move_channels_last(found, shapes)
+    rest = [in_bits(*each) for each in unpacked_weights(network) if each[2].layout is None]
+    pack_constants(found, rest)
+    share_columns(found)
+    found.sweep()
+    announce(found)
+    # ONNX Runtime works out the shapes of all others by itself.
+    results = {name for node in ours(found) for name in node.output if name}
+    Graph.replace(graph.value_info, [v for v in graph.value_info if v.name in results])
+    for value in graph.value_info:
+        if value.name in last:
+            dims = value.type.tensor_type.shape.dim
+            Graph.replace(dims, [dims[i] for i in LAST])
+    shorten(found)
 
 
-class BinaryInputs(nn.Module):
-    """A product of signs: an integer sum, a register that may wrap it, then scale and bias."""
-
-    plain = False
-    one: Tensor
-    scale: Tensor
-
-    def __init__(self, product: BinaryProduct, latent: Tensor, dialect: Dialect) -> None:
-        """Take the constants of a hard product and its weight."""
-        super().__init__()
-        signs, scale = product.weight_quantizer.split(latent)
-        assert scale is not None and isinstance(product.input_quantizer, InputQuantizer)
-        self.shape = (-1, *(1 for _ in range(product.trailing)))
-        self.register_buffer("one", scale.new_ones(()))
-        self.register_buffer("scale", scale.reshape(self.shape))
-        self.nonzero = bool(scale.all())
-        self.weight = ConstantWeight(signs, self.one, dialect)
-        self.shift = product.input_quantizer.shift
-        self.dialect, self.register = dialect, _register(product.accumulator)
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, op: Operation) -> Tensor:
-        """Signs, integer sum, register, scale, bias."""
-        signs = self.dialect.inputs(x if self.shift is None else x - self.shift, self.one)
-        sums = self.dialect.sums(op(signs, self.weight(weight), None))
-        held = self.register(sums)
-        if bias is not None:
-            return held * self.scale + (bias.reshape(self.shape) + 0.0)
-        if self.nonzero:
-            return held * self.scale
-        # No -0.0 where the scale is 0; runtimes would take out an addition of 0.
-        return torch.zeros_like(self.scale) - held * -self.scale
+def _describe(
+    proto: Any, model: nn.Module, labels: Sequence[str] | None, input: dict[str, Any] | None
+) -> None:
+    """What a loader wants to know: the classes, and what an input looks like."""
+    known: About = getattr(model, "_proxbit_about", About())
+    held = known.labels if labels is None else tuple(labels)
+    form = known.input if input is None else input
+    proto.producer_name, proto.producer_version = "proxbit", __version__
+    facts = {"proxbit.labels": held, "proxbit.input": form}
+    for key, value in facts.items():
+        if value is not None:
+            entry = proto.metadata_props.add()
+            entry.key, entry.value = key, json.dumps(value, ensure_ascii=False)
 
 
-def _register(accumulator: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What an accumulator makes of a sum, without its bookkeeping."""
-    if isinstance(accumulator, WrapAccumulator):
-        return partial(_wrapped, bits=accumulator.bits, k=accumulator.k)
-    return nn.Identity()
-
-
-def _wrapped(sums: Tensor, bits: int, k: float) -> Tensor:
-    return cyclic(wrap(sums, bits), bits, k)
-
-
-def _as_constants(model: nn.Module, dialect: Dialect) -> nn.Module:
-    """A copy in eval mode in which every hard weight is a constant of the file."""
-    network = copy.deepcopy(model).eval()
-    hard = {w.quantizer: w.latent for w in binary_weights(network) if w.quantizer.hard}
-    for name, product in list(network.named_modules()):
-        if isinstance(product, BinaryProduct) and product.weight_quantizer in hard:
-            latent = hard[product.weight_quantizer]
-            network.set_submodule(name, _product(product, latent, dialect))
-    for name, quantizer in list(network.named_modules()):
-        if isinstance(quantizer, WeightQuantizer) and quantizer in hard:  # parametrized
-            network.set_submodule(name, _weight(quantizer, hard[quantizer], dialect))
-    return network
-
-
-def _product(product: BinaryProduct, latent: Tensor, dialect: Dialect) -> nn.Module:
-    if product.float_input:
-        return FloatInputs(_weight(product.weight_quantizer, latent, dialect))
-    return BinaryInputs(product, latent, dialect)
-
-
-def _weight(quantizer: WeightQuantizer, latent: Tensor, dialect: Dialect) -> ConstantWeight:
-    _, scale = quantizer.split(latent)
-    assert scale is not None
-    layout = getattr(quantizer, "layout", None)  # of a parametrized one that is turned
-    if layout is not None:
-        latent, scale = layout.back(latent), layout.back(scale.expand_as(latent))
-    return ConstantWeight(latent.clone(), scale, dialect)
+def _example(model: nn.Module, example: Any) -> Any:
+    if example is not None:
+        return example
+    usual = usual_input(model)
+    if usual is not None:
+        return usual.expand(2, *usual.shape[1:]).clone()  # a batch of one would be taken for fixed
+    form = getattr(model, "_proxbit_about", About()).input
+    if form is not None and "shape" in form:
+        return torch.zeros(2, *form["shape"])
+    raise ValueError("this network does not know its input: give an example, example=")
 
 
 def _translate(network: nn.Module, example: Any, opset: int) -> Any:
     """The network as PyTorch's exporter translates it."""
     named = example if isinstance(example, dict) else None
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
-    with warnings.catch_warnings(), torch.no_grad():
+    attention = mock.patch.object(functional, "scaled_dot_product_attention", _attention)
+    with warnings.catch_warnings(), torch.no_grad(), attention:
         # PyTorch and onnxscript warn of their own inner workings.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
@@ -244,6 +208,17 @@ def _translate(network: nn.Module, example: Any, opset: int) -> Any:
             dynamo=True,
             verbose=False,
         )
+
+
+_torch_attention = functional.scaled_dot_product_attention
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Attention, with all dimensions before heads in one: the exporter knows no more than four."""
+    if query.dim() <= 4 or rest or options.get("attn_mask") is not None:
+        return _torch_attention(query, key, value, *rest, **options)
+    q, k, v = (each.flatten(0, -4) for each in (query, key, value))
+    return _torch_attention(q, k, v, **options).unflatten(0, query.shape[:-3])
 
 
 def _free_batch(inputs: Any) -> Any:
@@ -285,11 +260,13 @@ def _name_batch(graph: Any, fixed: dict[str, int]) -> dict[str, tuple[int | str,
     return {k: tuple(d.dim_param or d.dim_value for d in dims) for k, dims in shapes.items()}
 
 
-def _check_target(path: str | os.PathLike[str], opset: int) -> Path:
+def _check_target(path: str | os.PathLike[str], operators: str, opset: int) -> Path:
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
         why = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}"
         raise ValueError(f"cannot write {str(path)!r}: {why}")
+    if operators not in OPERATORS:
+        raise ValueError(unknown_name_message("operators", operators, OPERATORS))
     if opset not in OPSETS:
         raise ValueError(f"opset is {OPSETS[0]} to {OPSETS[-1]}, not {opset}")
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
@@ -300,7 +277,7 @@ def _check_target(path: str | os.PathLike[str], opset: int) -> Path:
 
 def _check_model(model: nn.Module) -> None:
     weights = binary_weights(model)
-    if not weights:
+    if not weights and not _is_packed(model):
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
     soft = [w.name for w in weights if w.quantizer.method.binary and not w.quantizer.hard]
     if soft:

@@ -44,6 +44,11 @@ def choice() -> str:
     return os.environ.get("PROXBIT_KERNELS", "auto")
 
 
+def library_file() -> str:
+    """The shared library, which ONNX Runtime can register as well."""
+    return os.environ.get("PROXBIT_LIBRARY", str(_PLACE))
+
+
 @cache
 def opened() -> Any:
     """The library with the backend of our choice; None where it was not built or not wanted."""
@@ -118,7 +123,7 @@ def agrees(loaded: Any, name: str, structure: type[ctypes.Structure]) -> bool:
 @cache
 def _load() -> Any:
     try:
-        loaded = ctypes.CDLL(os.environ.get("PROXBIT_LIBRARY", str(_PLACE)))
+        loaded = ctypes.CDLL(library_file())
     except OSError:
         return None
     if not declare(loaded, _SIGNATURES) or loaded.pb_abi() != ABI:
