@@ -52,7 +52,7 @@ bench: $(VENV)/bench.done  ## all benchmarks, into docs/performance.md (half an 
 	$(BIN)/python benchmarks/training_step.py --markdown docs/performance.md
 	$(BIN)/python benchmarks/epoch.py --markdown docs/performance.md
 	$(BIN)/python benchmarks/kernels.py --markdown docs/performance.md
-	$(BIN)/python benchmarks/network.py --markdown docs/performance.md
+	$(BIN)/python benchmarks/network.py --onnx --markdown docs/performance.md
 
 $(VENV)/base.done: constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -171,10 +171,22 @@ def routes(net: Any) -> str:
     return f"{sum(layer.route == 'bits' for layer in layers)} of {len(layers)}"
 
 
+def in_onnx_runtime(task: str, stage: Stage) -> Ready:
+    """Our operators in ONNX Runtime, whose float rest rounds by itself and may turn a sign."""
+    from onnx_networks import exported
+
+    model, x = stage.hard(task), stage.x
+    with torch.inference_mode(False):
+        net = exported(model, x, torch.get_num_threads())
+    return Ready([partial(net, x)], deviation(net(x), model(x)), net.bytes)
+
+
 Contender = Callable[[Stage], Ready]
 
 
-def contenders(tasks: Sequence[str], compile_too: bool) -> dict[str, Contender]:
+def contenders(
+    tasks: Sequence[str], compile_too: bool, onnx_too: bool = False
+) -> dict[str, Contender]:
     found: dict[str, Contender] = {"float": as_float}
     if compile_too:
         found["torch.compile"] = compiled
@@ -183,6 +195,8 @@ def contenders(tasks: Sequence[str], compile_too: bool) -> dict[str, Contender]:
         found[task] = partial(packed, task, "exact", 1e-4)
         if task == "BW":
             found["BW input8"] = partial(packed, task, "input8", 0.2)
+        if onnx_too:
+            found[f"{task} in ONNX Runtime"] = partial(in_onnx_runtime, task)
     return found
 
 
@@ -259,6 +273,7 @@ def options() -> argparse.Namespace:
     add("--threads", default="1,2", type=counts, help="comma-separated numbers of threads")
     add("--rounds", default=9, type=int, help="timed turns of each contender")
     add("--compile", action="store_true", help="also torch.compile of the float network")
+    add("--onnx", action="store_true", help="also our operators in ONNX Runtime")
     add("--quick", action="store_true", help="ResNet-20, one image, one thread: does it run?")
     add("--seed", default=0, type=int)
     add("--json", type=Path, help="write the rows here")
@@ -275,7 +290,7 @@ def main() -> None:
     about = environment(PACKAGES, args.rounds, args.seed)
     about |= {"threads": ", ".join(map(str, args.threads)), "kernels": isa()}
     print(facts(about))
-    field, rows = contenders(args.tasks, args.compile), []
+    field, rows = contenders(args.tasks, args.compile, args.onnx), []
     names = [n for n in args.model if "timm/" not in SETTINGS[n].name or installed("timm", console)]
     with torch.inference_mode():
         for threads, name, batch in product(args.threads, names, args.batch_size):

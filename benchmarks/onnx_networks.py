@@ -35,10 +35,12 @@ class Exported:
     Attributes:
         session: What runs it.
         seconds: Until the session was ready.
+        bytes: Of the file.
     """
 
     session: Any
     seconds: float
+    bytes: int
 
     def __call__(self, x: Tensor) -> Tensor:
         (entry,) = self.session.get_inputs()
@@ -55,10 +57,10 @@ def opened(path: Path, threads: int = 1) -> Exported:
     options.register_custom_ops_library(library_file())
     begin = time.perf_counter()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return Exported(session, time.perf_counter() - begin)
+    return Exported(session, time.perf_counter() - begin, path.stat().st_size)
 
 
-def in_onnx_runtime(net: nn.Module, x: Tensor, threads: int = 1) -> Exported:
+def exported(net: nn.Module, x: Tensor, threads: int = 1) -> Exported:
     """A hard or packed network, exported with our operators and opened."""
     with tempfile.TemporaryDirectory() as folder:
         example = torch.cat([x[:1], x[:1]])  # a batch of one would be taken for fixed
@@ -95,16 +97,16 @@ def measure(name: str, task: str, folder: Path, threads: int, seconds: float) ->
     with torch.inference_mode(False):
         stored, onnx = files(name, task, folder)
         packed = pb.load(stored, SETTINGS[name].build(), x)
-    exported = opened(onnx, threads)
+    other = opened(onnx, threads)
     wanted = packed(x)
-    apart = (wanted - exported(x)).abs().max() / wanted.abs().max()
+    apart = (wanted - other(x)).abs().max() / wanted.abs().max()
     calls: dict[str, Callable[[], object]] = {
-        "torch": partial(packed, x), "onnx": partial(exported, x),
+        "torch": partial(packed, x), "onnx": partial(other, x),
     }  # fmt: skip
     times = {who: 1e3 * statistics.median(each) for who, each in race(calls, seconds).items()}
     sizes = stored.stat().st_size, onnx.stat().st_size
     return [
-        name, task, *map(size, sizes), f"{sizes[1] / sizes[0]:.2f}", f"{exported.seconds:.2f}",
+        name, task, *map(size, sizes), f"{sizes[1] / sizes[0]:.2f}", f"{other.seconds:.2f}",
         f"{times['torch']:.2f}", f"{times['onnx']:.2f}", f"{times['torch'] / times['onnx']:.2f}x",
         f"{float(apart):.0e}",
     ]  # fmt: skip
