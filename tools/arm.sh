@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The kernels for 64-bit ARM, cross-compiled and run under emulation. Nothing here measures speed.
 #
-#   tools/arm.sh                       what `make arm` does: build, the laws on every backend, operators, broken kernels found
+#   tools/arm.sh                       what `make arm` does: build, the laws on every backend, the operators
+#   tools/arm.sh mutants               kernels with one mistake each, all of which the laws must find (minutes)
 #   tools/arm.sh build                 the library alone: build/arm/libproxbit.so
 #   tools/arm.sh compile OUT FILES...  a C++ program for ARM that links with it
 #   tools/arm.sh run PROGRAM...        such a program under emulation (QEMU_CPU=cortex-a53: another processor)
@@ -39,9 +40,9 @@ build_library() {  # SOURCE BUILD [OPTIONS...]
     { tail -n 40 "$2/log"; exit 1; }
 }
 
-build_for_arm() {
+build_for_arm() {  # SOURCE BUILD [FLAGS]
   build_library "$1" "$2" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-    -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS=-Werror
+    -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS="-Werror ${3:-}"
 }
 
 build() {
@@ -79,6 +80,9 @@ laws() {
   for backend in portable neon dotprod; do
     grep --quiet "^backends:.* $backend" "$build/laws.log" || { echo "$backend did not run"; exit 1; }
   done
+  # A check that cannot fail is none: damaged answers break every law.
+  run "$build/laws" --spoil neon >"$build/spoiled.log" && { echo "damaged answers break no law"; exit 1; }
+  grep --quiet '^laws: \([0-9]*\), broken: \1,' "$build/spoiled.log" || { cat "$build/spoiled.log"; exit 1; }
   # A processor without dot products must not be given them.
   QEMU_CPU=cortex-a53 run "$build/laws" --only weight_linear >"$build/old.log"
   if grep --quiet dotprod "$build/old.log"; then echo "dot products on a processor without them"; exit 1; fi
@@ -95,7 +99,14 @@ operators() {
   run "$build/ort_host" "$build/libproxbit.so"
 }
 
-# A check that cannot fail is none: each of these kernels is wrong in one place, and a law must say so.
+# The laws once more, on kernels that stop at undefined behaviour.
+sanitized_laws() {
+  build_for_arm . "$build/sanitized" "-fsanitize=undefined -fno-sanitize-recover=all"
+  LD_LIBRARY_PATH=$build/sanitized run "$build/laws" >"$build/sanitized.log" 2>&1 ||
+    { cat "$build/sanitized.log"; exit 1; }
+}
+
+# Each of these kernels is wrong in one place, and a law must say so.
 mutants() {
   local law file from to source=$build/source
   rm -rf "$source" && mkdir -p "$source"
@@ -113,10 +124,12 @@ mutants() {
   done < <(grep -v '^#' tools/arm_mutants.txt)
 }
 
+# One behind the other, not joined by &&: there a failure inside of a function would not end it.
 case ${1:-all} in
-  build) need_packages 77 && build ;;
-  compile) need_packages 77 && compile "${@:2}" ;;
-  run) need_packages 77 && run "${@:2}" ;;
-  all) need_packages 0 && build && clang_too && laws && operators && mutants ;;
+  build) need_packages 77; build ;;
+  compile) need_packages 77; compile "${@:2}" ;;
+  run) need_packages 77; run "${@:2}" ;;
+  mutants) need_packages 77; build; laws; mutants ;;
+  all) need_packages 0; build; clang_too; laws; sanitized_laws; operators ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" && exit 2 ;;
 esac
