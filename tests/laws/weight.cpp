@@ -97,6 +97,37 @@ Case long_linear_case(Random& random) {
   return sized_linear_case(random, rows, outputs, random.from(2000, 12000));
 }
 
+// Inputs that are bytes already, any of them.
+Case bytes_case(Random& random) {
+  const int64_t rows = random.size(7, 40), outputs = random.size(70, 140), inputs = random.size(150, 3000);
+  const auto layer = draw_layer(random, outputs, inputs, 1);
+  const int64_t stride = inputs + random.from(0, 5), quanta = random.once_in(2) ? 1 : rows;
+  std::vector<uint8_t> bytes = random.bits(1, 1, 8 * ((rows - 1) * stride + inputs));
+  if (random.once_in(4)) bytes.assign(bytes.size(), random.one_of<uint8_t>({0x80, 0x81, 0x7f}));
+  const auto x = std::make_shared<Guarded>(bytes);
+  const auto quantum = std::make_shared<Guarded>(random.normals(quanta));
+  const int threads = static_cast<int>(random.from(1, 3));
+  const auto call = [=](Outputs& outputs) {
+    const int64_t size = rows * layer->shape.outputs;
+    float* out = outputs.floats(size);
+    return layer->with_weights([&](const pb_weight& made) {
+      return pb_weight_linear8(&made, reinterpret_cast<const int8_t*>(x->data()), stride, rows, inputs,
+                               quantum->floats(), quanta, out, size, threads);
+    });
+  };
+  return {layer->about() + text({{"rows", rows}, {"stride", stride}, {"quanta", quanta}}), call};
+}
+
+Case rounding_case(Random& random) {
+  const int64_t rows = random.from(1, 9), columns = random.size(100, 1000), stride = columns + random.from(0, 3);
+  const auto x = std::make_shared<Guarded>(draw_rows(random, rows, columns, stride));
+  const auto call = [=](Outputs& outputs) {
+    int8_t* bytes = reinterpret_cast<int8_t*>(outputs.bytes(rows * columns));
+    return pb_round_rows(x->floats(), rows, columns, stride, bytes, outputs.floats(rows), 1);
+  };
+  return {text({{"rows", rows}, {"columns", columns}, {"stride", stride}}), call};
+}
+
 Case conv_case(Random& random) {
   const int64_t groups = random.once_in(4) ? random.from(2, 3) : 1;
   const Window window = draw_window(random, groups, false);
@@ -118,4 +149,6 @@ Case conv_case(Random& random) {
 
 const std::vector<Law> weight_laws = {{"weight_linear", 500, linear_case},
                                       {"weight_long", 60, long_linear_case},
+                                      {"weight_bytes", 200, bytes_case},
+                                      {"rounding", 100, rounding_case},
                                       {"weight_conv", 300, conv_case}};
