@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-models check docs bench clean sanitize arm attack floors
+.PHONY: demo test test-models check docs bench clean sanitize arm attack floors onnxruntimes
 
 demo: $(VENV)/demo.done  ## binarize, train, harden and compare on the embedded data
 	$(BIN)/proxbit demo
@@ -30,6 +30,9 @@ sanitize: $(VENV)/test.done  ## the kernels' tests under AddressSanitizer and UB
 
 arm:  ## the kernels for 64-bit ARM, cross-compiled, under emulation
 	tools/arm.sh
+
+onnxruntimes: $(VENV)/test.done  ## the stored networks in the oldest and the newest onnxruntime
+	PYTHON=$(BIN)/python tools/onnxruntimes.sh
 
 attack: $(VENV)/test.done  ## fuzzes and storms, counted (minutes; ATTACK="--seconds 600" for more)
 	$(BIN)/python tools/attack/run.py $(ATTACK)
