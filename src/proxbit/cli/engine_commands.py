@@ -17,13 +17,15 @@ from proxbit.cli.train_commands import advising
 from proxbit.util.text import visible
 
 MOST_THREADS = 1024
-_FILE = Annotated[str, typer.Argument(metavar="FILE", help="What proxbit pack or pb.save wrote.")]
+_FILE = Annotated[
+    str, typer.Argument(metavar="FILE", help="A file that proxbit pack or pb.save wrote.")
+]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SKELETON = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.py:FUNCTION",
-        help="Makes the float model of a file that cannot say how; your file is executed.",
+        help="Function that builds the float model, if the file does not say how; it is executed.",
     ),
 ]
 _PRECISION = Annotated[
@@ -31,7 +33,8 @@ _PRECISION = Annotated[
 ]
 
 SIDE = Annotated[
-    int, typer.Option(min=1, help="Largest side in pixels of the images that the file may want.")
+    int,
+    typer.Option(min=1, help="Largest side, in pixels, of the images that the file may ask for."),
 ]
 
 
@@ -42,10 +45,14 @@ def pack(
         typer.Option("--out", "-o", help="The file.", show_default="RUN/net.safetensors"),
     ] = None,
     float_rest: Annotated[
-        str, typer.Option(help="How what is not binary is stored: float32, or float16 in half.")
+        str,
+        typer.Option(help="Type of all that is not binary: float32, or float16 at half the size."),
     ] = "float32",
     tables: Annotated[
-        str, typer.Option(help="int8 stores embeddings and classifiers in a quarter: float, int8.")
+        str,
+        typer.Option(
+            help="Type of embeddings and classifiers: float, or int8 at a quarter of the size."
+        ),
     ] = "float",
     precision: Annotated[
         str,
@@ -80,7 +87,7 @@ def pack(
 def inspect(file: _FILE, as_json: _JSON = False) -> None:
     """Show what a packed file holds: its header, its layers, its true size.
 
-    Nothing in it is run and its network is not built: any packed file will do.
+    It runs nothing and does not build the network, so any packed file will do.
 
     proxbit inspect net.safetensors --json
     """
@@ -140,7 +147,7 @@ def _name(image: str, guesses: list[Any], as_json: bool) -> None:
 
 def bench(
     file: _FILE,
-    batch_size: Annotated[int, typer.Option(help="Images of a forward.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 1,
     threads: Annotated[
         int | None, typer.Option(help="Threads of both networks.", show_default="torch's own")
     ] = None,

@@ -11,7 +11,7 @@ from proxbit.cli.errors import mistakes, say
 
 def report(
     folders: Annotated[
-        list[str], typer.Argument(metavar="FOLDER...", help="What proxbit reproduce wrote.")
+        list[str], typer.Argument(metavar="FOLDER...", help="Folders that proxbit reproduce wrote.")
     ],
     out: Annotated[
         str | None,
@@ -25,7 +25,7 @@ def report(
     """Show results beside the paper's: tables, curves, sizes, verdicts, and its claims.
 
     The HTML page is one file that opens offline. Without -o the report is
-    printed. Results of several folders, seeds or machines come together.
+    printed. Results of several folders, seeds or machines are combined.
 
     proxbit report results/ -o report.html
 

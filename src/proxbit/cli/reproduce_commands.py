@@ -42,32 +42,42 @@ def reproduce(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="One run each, with commas: 0,1,2.", show_default="0; the paper's at its scale"
+            help="Seeds with commas, one run for each: 0,1,2.",
+            show_default="0; the paper's at its scale",
         ),
     ] = None,
     methods: Annotated[
         str | None, typer.Option(help="Columns, with commas.", show_default="all")
     ] = None,
-    tasks: Annotated[str | None, typer.Option(help="Of BW,BWA,BWAA.", show_default="all")] = None,
-    pipelines: Annotated[str | None, typer.Option(help="Of FT,E2E.", show_default="both")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Instead of the scale's model.", show_default="by scale")
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks with commas: BW,BWA,BWAA.", show_default="all")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, show_default="by scale")] = None,
+    pipelines: Annotated[
+        str | None, typer.Option(help="Pipelines with commas: FT,E2E.", show_default="both")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model to train instead of the scale's.", show_default="by scale"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of each run.", show_default="by scale")
+    ] = None,
     float_epochs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of the float network, where no weights are given.", show_default="by scale"
+            min=1,
+            help="Epochs of the float network, where no weights are given.",
+            show_default="by scale",
         ),
     ] = None,
     max_steps_per_epoch: Annotated[
-        int | None, typer.Option(min=1, help="At most so many steps per epoch.")
+        int | None, typer.Option(min=1, help="Largest number of steps per epoch.")
     ] = None,
     settings: Annotated[
         str | None,
         typer.Option(help="default or paper strengths and scales.", show_default="by scale"),
     ] = None,
-    data_root: Annotated[str, typer.Option(help="Where CIFAR lies.")] = "data",
+    data_root: Annotated[str, typer.Option(help="Folder that holds CIFAR.")] = "data",
     measure: Annotated[
         bool | None,
         typer.Option("--measure/--no-measure", help="Pack and time each network."),
@@ -77,7 +87,7 @@ def reproduce(
         str | None, typer.Option(metavar="ADDRESS", help="Run the cells on a Ray cluster.")
     ] = None,
     cpus: Annotated[float, typer.Option(help="Cores of each cell on the cluster.")] = 1.0,
-    gpus: Annotated[float, typer.Option(help="GPUs, or the share of one, likewise.")] = 0.0,
+    gpus: Annotated[float, typer.Option(help="GPUs of each cell, or its share of one.")] = 0.0,
     out: Annotated[str, typer.Option(help="Folder of the results.")] = "results",
 ) -> None:
     """Run a table or figure of the paper; without arguments, list them all.

@@ -93,23 +93,27 @@ def check(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Draw the pair into FILE.png or FILE.svg; of a range, at its middle strength.",
+            help="Draw the pair into FILE.png or FILE.svg; for a range, at its middle strength.",
         ),
     ] = None,
     within: Annotated[
         str | None,
-        typer.Option(metavar="LOW:HIGH", help="The weights to look at; -1000:1000 by default."),
+        typer.Option(
+            metavar="LOW:HIGH", help="Range of weights to look at; -1000:1000 by default."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Ask Corollary 1 whether a pair optimizes a real objective.
 
-    A method is judged phase by phase: what share of its steps trains which pair.
+    A method is judged phase by phase: which share of its steps trains which pair.
 
     Exit status: 0 admitted, 3 refused (all or a part of the run), 4 not resolved, 2 a mistake in
     the call.
 
-    Examples: proxbit check bnn+; proxbit check my_pairs.py:soft_sign --strength 1:30 --json
+    proxbit check bnn+
+
+    proxbit check my_pairs.py:soft_sign --strength 1:30 --json
     """
     try:
         found = catalogue.method(pair)

@@ -57,7 +57,7 @@ def select(
         list[str] | None,
         typer.Option(
             metavar="FILE.py:NAME",
-            help="A Pair or Method of yours (executed), whatever its verdict; repeat it.",
+            help="A Pair or Method of yours; the file is executed. May be repeated.",
         ),
     ] = None,
     epochs: Annotated[
@@ -68,9 +68,11 @@ def select(
     ] = None,
     val_split: Annotated[
         float | None,
-        typer.Option(help="Share of the training images that judge.", show_default="0.1"),
+        typer.Option(help="Share of the training images held out to judge by.", show_default="0.1"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the first runs.", show_default="0")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the first runs.", show_default="0")
+    ] = None,
     cpu: Annotated[
         bool | None, typer.Option("--cpu", help="Stay on the CPU where there is a GPU.")
     ] = None,
@@ -88,8 +90,8 @@ def select(
 ) -> None:
     """Try the methods on your model and data, and recommend one, within a time budget.
 
-    Short whole runs, judged by the hard network on training images held back;
-    the better half goes on to longer runs, the last two with three seeds each.
+    Every method gets a short but whole run, judged by its hard network on held-out
+    images. The better half goes on to longer runs, the last two with three seeds each.
 
     proxbit select --model net.py:build --data npz:images.npz --weights net.safetensors --minutes 10
 

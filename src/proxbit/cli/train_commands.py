@@ -71,7 +71,9 @@ def train(
     ] = None,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Resume though config.json or metrics were changed."),
+        typer.Option(
+            "--accept-changes", help="Resume even if config.json or metrics.jsonl was changed."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option(help="Lines only, no bar: for log files.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
@@ -82,7 +84,7 @@ def train(
 
     proxbit train --model resnet20 --data cifar10 --weights resnet20.safetensors --epochs 10
 
-    proxbit train --resume runs/1      (after a crash, a kill or Ctrl-C)
+    proxbit train --resume runs/1   # after a crash, a kill or Ctrl-C
 
     Exit status: 0 done, 2 a mistake in the call, 4 the loss diverged, 130 interrupted and saved.
     """
@@ -217,7 +219,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
 def evaluate(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     part: Annotated[
-        str, typer.Option(help="test, or validation if the run held some back.")
+        str, typer.Option(help="test, or validation if the run has a --val-split.")
     ] = "test",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
@@ -240,7 +242,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Compare runs: what they trained, how far they are, soft and hard accuracy."""
+    """Compare runs: options, progress, soft and hard accuracy."""
     from proxbit.train.showing import RunView, compare, draw_runs
 
     with mistakes():

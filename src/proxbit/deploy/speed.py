@@ -39,7 +39,7 @@ class Speed:
     """A packed network beside the float one, each in the layout that suits it.
 
     Attributes:
-        batch_size: Images of a forward.
+        batch_size: Images per forward pass.
         threads: Threads of both.
         kernels: What computed on bits: "avx2", "portable" or "torch".
         rounds: How often each was timed.

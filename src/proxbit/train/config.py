@@ -75,7 +75,7 @@ class Config:
         None, "Side of a vision transformer's patches.", group=_MODEL, shown="that of the model"
     )
     drop_path: float = option(0.0, "Stochastic depth of a timm model.", group=_MODEL)
-    data_root: str = option("data", "Where CIFAR lies.", group=_DATA)
+    data_root: str = option("data", "Folder that holds CIFAR.", group=_DATA)
     download: bool = option(False, "Fetch CIFAR where it is missing.", group=_DATA)
     augment: str | None = option(
         None,
@@ -100,7 +100,7 @@ class Config:
     workers: int = option(0, "Processes that decode image folders.", group=_DATA)
     settings: str = option(
         "default",
-        "default, or paper: what it states, and one way to train for all methods.",
+        "default, or paper: the paper's, with one way to train for all methods.",
         group=_BITS,
         known=("default", "paper"),
     )
@@ -121,7 +121,7 @@ class Config:
     )
     unit: str | None = option(
         None,
-        "What a pair takes for one: one, current or initial.",
+        "Unit in which the pair measures weights: one, current or initial.",
         group=_BITS,
         shown="the method's",
     )
@@ -129,7 +129,7 @@ class Config:
     skip: str | None = option(None, "Globs of the layers to leave float, with commas.", group=_BITS)
     relu: str | None = option(
         None,
-        "What replaces a ReLU in front of a binary input.",
+        "Replacement of a ReLU in front of a binary input.",
         group=_BITS,
         known=("keep", "hardtanh", "prelu", "identity"),
         shown="by method",
@@ -138,7 +138,9 @@ class Config:
     penalty: float = option(0.0, "Weight of the overflow penalty in BWAA.", group=_BITS)
     epochs: int = option(5, "Passes over the training images.", group=_STEPS)
     batch_size: int = option(128, "Images per step, over all processes.", group=_STEPS)
-    max_steps_per_epoch: int | None = option(None, "At most so many steps per epoch.", group=_STEPS)
+    max_steps_per_epoch: int | None = option(
+        None, "Largest number of steps per epoch.", group=_STEPS
+    )
     optimizer: str | None = option(
         None,
         "adam, adamw or sgd (Nesterov 0.9).",
@@ -157,7 +159,10 @@ class Config:
         known=("cosine", "linear", "constant"),
     )
     weight_decay: float | None = option(
-        None, "Of float weights; norms and biases have none.", group=_STEPS, shown="by model"
+        None,
+        "Weight decay of float weights; norms and biases have none.",
+        group=_STEPS,
+        shown="by model",
     )
     latent_decay: float = option(0.0, "Weight decay of latent weights.", group=_STEPS)
     clip_norm: float | None = option(None, "Largest norm of the gradient.", group=_STEPS)
@@ -167,7 +172,7 @@ class Config:
     label_smoothing: float = option(0.0, "Label smoothing.", group=_STEPS)
     sharp: float | None = option(
         None,
-        "Share of the steps before hardening in which a soft pair is seen as its sign.",
+        "Share of the steps, before hardening, in which the network sees the signs.",
         group=_STEPS,
         shown="by method",
     )
@@ -184,16 +189,18 @@ class Config:
         20, "Batches that refresh batch-norm statistics of a hard network.", group=_STEPS
     )
     ema: float = option(
-        0.0, "Decay of an average of the weights that is evaluated instead.", group=_STEPS
+        0.0, "Decay of a running average of the weights, which is evaluated instead.", group=_STEPS
     )
     distill: bool | None = option(
         None, "Learn from the float network.", group=_PROTOCOLS, shown="on for transformers"
     )
     teacher: str | None = option(
-        None, "Its weights, if they are not those the run starts from.", group=_PROTOCOLS
+        None, "Weights of the teacher, if the run does not start from them.", group=_PROTOCOLS
     )
     terms: str | None = option(
-        None, "Terms of the distillation: of logits,labels,relations,hidden.", group=_PROTOCOLS
+        None,
+        "Terms of the distillation with commas: logits,labels,relations,hidden.",
+        group=_PROTOCOLS,
     )
     per_sample: bool = option(
         False, "Norms of the distillation per sample, not per batch.", group=_PROTOCOLS
@@ -212,7 +219,7 @@ class Config:
     )
     pretrain_data: str | None = option(
         None,
-        "Its data, as --data; by default the same data at a tenth of the learning rate.",
+        "Data of the pre-training; by default --data, at a tenth of the learning rate.",
         group=_PROTOCOLS,
     )
     seed: int = option(0, "Every random choice follows from it.", group=_RUN)

@@ -37,9 +37,9 @@ class Options:
         model: Instead of the model that the scale has.
         epochs: Instead of the epochs that the scale has.
         float_epochs: Epochs of the float network that is trained where no weights are given.
-        max_steps_per_epoch: At most so many steps per epoch.
+        max_steps_per_epoch: Largest number of steps per epoch.
         settings: "default" or "paper" strengths and scales, instead of what the scale has.
-        data_root: Where CIFAR lies.
+        data_root: Folder that holds CIFAR.
         measure: Whether to pack and time each network; None leaves it to the scale.
         cpu: Stay on the CPU where there is a GPU.
     """
