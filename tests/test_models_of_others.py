@@ -186,7 +186,7 @@ def test_the_whole_way_there_and_back(name: str, method: str, task: Any) -> None
 
     report = pb.binarize(model, method, task, relu=nn.Hardtanh)
     assert list(model.state_dict()) == keys
-    assert_choices(report, case, task)
+    assert_choices(report, case)
 
     call(model, example).square().mean().backward()
     for weight in pb.binary_weights(model):
@@ -212,13 +212,12 @@ def test_the_whole_way_there_and_back(name: str, method: str, task: Any) -> None
         assert bool(call(model, example).isfinite().all())
 
 
-def assert_choices(report: Any, case: Case, task: str) -> None:
-    """Float are the ends, free parameters and, with binary inputs, 1x1 shortcuts: nothing else."""
+def assert_choices(report: Any, case: Case) -> None:
+    """Float are the ends and free parameters: nothing else."""
     floats = {line.name: line.why for line in report.layers if not line.binary}
     assert set(case.floats) <= set(floats)
     for name, why in floats.items():
-        shortcut = task != "BW" and why.startswith("1x1 shortcut")
-        assert name in case.floats or why.startswith("free parameters") or shortcut, (name, why)
+        assert name in case.floats or why.startswith("free parameters"), (name, why)
     assert report.binary
     assert report.bytes_packed < report.bytes_float
 

@@ -229,7 +229,7 @@ def _are_experts(weights: Mapping[str, nn.Parameter]) -> bool:
 def _kept_by_default(
     model: nn.Module, choices: list[Choice], task: TaskName, graph: fx.Graph | None
 ) -> dict[str, str]:
-    """First and last layers, adapters, and 1x1 shortcuts where inputs are binary too."""
+    """First and last layers, and adapters."""
     kept: dict[str, str] = {}
     layers = {
         choice.name: choice.module
@@ -245,21 +245,12 @@ def _kept_by_default(
         if "patch_embed" in name:
             kept[name] = "patch embedding"
     kept |= last_layers(model, layers, graph)
-    for name, module in layers.items():
-        if task != "BW" and _is_shortcut(name, module):
-            kept.setdefault(name, f"1x1 shortcut convolution (float in {task})")
     kept |= {c.name: "adapter" for c in choices if _is_adapter(c.name)}
     left = {c.name for c in choices if c.binary} - kept.keys() - set(first)
     if task != "BW" and left:  # in a model of two layers the first is all there is
         why = f"first layer: the data itself is its input (float in {task})"
         kept = dict.fromkeys(first, why) | kept
     return kept
-
-
-def _is_shortcut(name: str, module: nn.Module) -> bool:
-    kernel = getattr(module, "kernel_size", (0,))
-    named = any(word in name for word in ("downsample", "shortcut"))
-    return named and all(size == 1 for size in kernel)
 
 
 def _is_adapter(name: str) -> bool:
