@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from proxbit.engine.packed import PackedLayer
+from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
 from proxbit.util.tracing import trace
 
@@ -73,6 +73,16 @@ def fuse(net: nn.Module) -> None:
         if node.op == "call_module" and _is_ready(modules[str(node.target)]):
             names = list(_chain(node, modules, calls))
             _fold(net, [(name, modules[name]) for name in names])
+
+
+def unfuse(net: nn.Module) -> None:
+    """Put every folded module back to its place."""
+    for module in list(net.modules()):
+        for name, child in list(module._modules.items()):
+            if isinstance(child, Folded):
+                setattr(module, name, child.inner)
+    for _, layer in packed_layers(net):
+        layer.finish_with([])
 
 
 def _is_ready(module: nn.Module) -> bool:

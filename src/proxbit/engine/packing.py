@@ -10,10 +10,16 @@ from torch import nn
 
 from proxbit.engine.copying import packed_copy
 from proxbit.engine.forms import EXACT, INPUT8
-from proxbit.engine.fusing import fuse
+from proxbit.engine.fusing import fuse, unfuse
 from proxbit.engine.packed import packed_layers, share_signs
 from proxbit.engine.plan import plan_for
-from proxbit.engine.routes import choose_routes, guess_routes, usual_input
+from proxbit.engine.routes import (
+    choose_routes,
+    guess_routes,
+    time_of,
+    time_unpacked,
+    usual_input,
+)
 from proxbit.engine.unpacked import unpacked_weights
 from proxbit.kernels import inference as kernels
 from proxbit.nn import BinaryWeight, parametrized
@@ -21,6 +27,8 @@ from proxbit.nn.model_weights import binary_weights
 from proxbit.nn.probing import warn_of_unused
 from proxbit.util.text import few, unknown_name_message
 
+_WORTH_CHECKING = 1e-3  # seconds of a forward: below, calls of Python decide
+_NOISE = 1.1  # by how much two timings of the same can differ
 PRECISIONS = {"exact": EXACT, "input8": INPUT8}
 
 
@@ -71,19 +79,44 @@ def _tell_unpacked(net: nn.Module) -> None:
 
 
 def finish(net: nn.Module, example: Any) -> None:
-    """Choose the faster way of each layer, then let binary layers hand bits to each other."""
+    """Choose the faster way of each layer, then let layers take over what stands between them."""
     _refuse_save_pretrained(net)
     share_signs(net)
     example = usual_input(net) if example is None else example
+    by_torch = 0.0
     if example is None:
         guess_routes(net)
     else:
+        by_torch = time_unpacked(net, example)
         choose_routes(net, example)
-    if kernels.library() is not None:
-        fuse(net)
+    if kernels.library() is None:
+        return
+    _join(net)
+    if by_torch > _WORTH_CHECKING and any(layer.route == "bits" for _, layer in packed_layers(net)):
+        _require_faster(net, example, by_torch)
+
+
+def _join(net: nn.Module) -> None:
+    fuse(net)
     for _, layer in packed_layers(net):
         layer.prepare()  # now, not in the middle of a trace or of the first forward
     plan_for(net)
+
+
+def _require_faster(net: nn.Module, example: Any, by_torch: float) -> None:
+    """Keep what is faster as a whole: layers that win one by one can lose together."""
+    packed = time_of(net, example)
+    if packed <= by_torch * _NOISE:
+        return
+    unfuse(net)
+    for _, layer in packed_layers(net):
+        layer.take("float")
+    warnings.warn(
+        f"this network is not faster on bits here ({1e3 * packed:.2f} ms, {1e3 * by_torch:.2f} ms "
+        "by torch): torch computes, with unpacked weights; the file still holds one bit per weight",
+        kernels.KernelWarning,
+        stacklevel=4,
+    )
 
 
 def _refuse_save_pretrained(net: nn.Module) -> None:

@@ -43,7 +43,7 @@ class Planned:
         self.net = net
         self.plans: dict[Key, fx.GraphModule | None] = {}
         self.known: list[tuple[dict[str, Any], str, nn.Module]] = []
-        self.bound: list[tuple[PackedLayer, Any]] = []
+        self.bound: list[tuple[PackedLayer, Any, str]] = []
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ class Planned:
                 return False
             if module._forward_pre_hooks:
                 return False
-        return all(layer._kernel is kernel for layer, kernel in self.bound)
+        return all(x._kernel is kernel and x.route == way for x, kernel, way in self.bound)
 
     def _first(self, key: Key, x: Tensor) -> Any:
         """Compute as ever, note what layers are given, and make a plan of it."""
@@ -85,7 +85,7 @@ class Planned:
                 for name, child in parent._modules.items()
                 if child is not None
             ]
-            self.bound = [(layer, layer._kernel) for _, layer in packed_layers(self.net)]
+            self.bound = [(x, x._kernel, x.route) for _, x in packed_layers(self.net)]
             self.plans = self.plans | {key: plan}
         finally:
             self.lock.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed_layers import PackedConv2d
 from proxbit.engine.timing import race
 from proxbit.nn.probing import run
 
@@ -44,7 +44,10 @@ def is_usual(known: dict[str, Any]) -> bool:
 
 
 def choose_routes(net: nn.Module, example: Any) -> None:
-    """Time each layer both ways on the inputs that ``example`` gives it; keep the faster way."""
+    """Time each layer both ways on the inputs that ``example`` gives it; keep the faster way.
+
+    Convolutions are timed as a plan calls them: with the channels last in memory.
+    """
     layers = [layer for _, layer in packed_layers(net)]
     inputs: dict[PackedLayer, Tensor] = {}
 
@@ -73,9 +76,36 @@ def _faster(layer: PackedLayer, x: Tensor) -> str:
     if layer.prepare() is None:
         return "float"
 
+    near = x
+    if isinstance(layer, PackedConv2d) and x.dim() == 4 and x.dtype == torch.float32:
+        near = x.contiguous(memory_format=torch.channels_last)
+
     def call(route: str) -> None:
         layer.take(route)
-        layer(x)
+        layer(near if route == "bits" else x)
 
     times = race({route: partial(call, route) for route in ("bits", "float")}, _SECONDS)
-    return min(times, key=lambda route: statistics.median(times[route]))
+    return min(times, key=lambda route: min(times[route]))  # other work only ever adds
+
+
+def time_of(net: nn.Module, example: Any) -> float:
+    """Seconds of the fastest of a few forwards."""
+    with torch.inference_mode():
+        times = race({"net": partial(run, net, example)}, _SECONDS)
+    return min(times["net"])
+
+
+def time_unpacked(net: nn.Module, example: Any) -> float:
+    """Seconds of a forward with every layer unpacked, computed by torch."""
+    layers = [layer for _, layer in packed_layers(net)]
+    if any(layer.sources for layer in layers):  # joined already
+        return 0.0
+    routes = [layer.route for layer in layers]
+    for layer in layers:
+        layer.take("float")
+    try:
+        return time_of(net, example)
+    finally:
+        for layer, route in zip(layers, routes, strict=True):
+            layer.take(route)
+            layer.forget()
