@@ -2,15 +2,17 @@
 
 Weights are random. Each contender takes turns with torch's float32 network in one process, both in
 the layout that suits them best and equally warm. Packed networks choose how each layer computes by
-the input at hand, and must agree with the hard network before they are timed.
+the input at hand, and must agree with the hard network before they are timed. Other runtimes
+(runtimes.py) run the float network and its 8-bit forms.
 
-    python benchmarks/network.py --markdown docs/performance.md
+    python benchmarks/network.py --speed --markdown docs/performance/networks.md
 """
 
 import argparse
 import copy
 import json
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +24,12 @@ from typing import Any
 
 import torch
 from contenders import installed
-from evidence import environment, write_section
+from evidence import ROOT, environment, write_section
 from kernels import deviation
 from pairing import Aim, Calls, Row, compare, counts, facts, fastest, judged, table, times
 from rich.console import Console
 from rivals import channels_last
+from runtimes import RUNTIMES, Exported, run_by
 from torch import Tensor, nn
 from training_step import keep_freed_memory, one_of
 
@@ -36,7 +39,13 @@ from proxbit.engine import PackedLayer, isa
 from proxbit.models import build
 from proxbit.util.text import size
 
-PACKAGES = ("proxbit", "torch", "timm")
+PACKAGES = ("proxbit", "torch", "timm", "onnxruntime", "openvino")
+SPEED = ROOT / "results" / "speed"
+# Instruction sets that decide who is fast, as the kernel of Linux names them.
+NOTABLE = (
+    "avx2", "fma", "avx512f", "avx512vl", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq",
+    "avx_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,11 @@ SETTINGS = {
     "deit_tiny": Setting("timm/deit_tiny_patch16_224"),
     "deit_small": Setting("timm/deit_small_patch16_224"),
     "vit_base": Setting("timm/vit_base_patch16_224"),
+    "efficientnet_b0": Setting("timm/efficientnet_b0", images=True),
+    "mobilenetv3": Setting("timm/mobilenetv3_large_100", images=True),
+    "densenet121": Setting("timm/densenet121", images=True),
 }
+USUAL = ["resnet20", "resnet50", "deit_tiny", "vit_base"]
 
 
 @dataclass(frozen=True)
@@ -77,11 +90,19 @@ class Case:
         return f"{self.model}, batch {self.batch}"
 
 
-def aim(who: str, times: float, model: str) -> Aim:
-    return Aim(who, times, "float", f"{model}, batch 1", Case(model, 1).__eq__)
+def aim(who: str, times: float, model: str, over: str = "float") -> Aim:
+    return Aim(who, times, over, f"{model}, batch 1", Case(model, 1).__eq__)
 
 
-AIMS = (aim("BWA", 5, "vit_base"), aim("BWA", 2.3, "deit_tiny"), aim("BW", 2.5, "vit_base"))
+EIGHT = ("ORT int8", "ORT int8 dynamic", "OpenVINO int8")
+AIMS = (
+    aim("BWA", 6, "vit_base"), aim("BWA", 3, "deit_tiny"), aim("BW", 2.5, "vit_base"),
+    *(aim("BWA", 2, "vit_base", over) for over in EIGHT),
+    *(aim("BWA", 1.7, "deit_tiny", over) for over in EIGHT),
+    *(aim("BWA", 1, "resnet50", over) for over in EIGHT),
+    *(aim("BW input8", 1, model, over) for model in ("vit_base", "deit_tiny") for over in EIGHT),
+    *(aim(task, 1, "resnet20") for task in ("BW", "BWA", "BWAA")),
+)  # fmt: skip
 
 
 # --- contenders -----------------------------------------------------------------------------
@@ -109,6 +130,7 @@ class Stage:
     model: nn.Module
     hard: Callable[[str], nn.Module]
     x: Tensor
+    exported: Exported
 
     def layouts(self, model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
         yield model, self.x
@@ -121,7 +143,8 @@ class Stage:
 
 def enter(setting: Setting, batch: int) -> Stage:
     model, x = setting.build(), torch.randn(batch, 3, setting.side, setting.side)
-    return Stage(setting, model, cache(lambda task: hard_twin(model, task, x)), x)
+    twin = cache(lambda task: hard_twin(model, task, x))
+    return Stage(setting, model, twin, x, Exported(model, x))
 
 
 def hard_twin(model: nn.Module, task: Any, x: Tensor) -> nn.Module:
@@ -138,6 +161,11 @@ def as_float(stage: Stage) -> Ready:
 
 def compiled(stage: Stage) -> Ready:
     return Ready([partial(torch.compile(stage.model), stage.x)])
+
+
+def by_runtime(kind: str, run: Any, stage: Stage) -> Ready:
+    call, held = run_by(kind, run, stage.exported)
+    return Ready([call], bytes=held)
 
 
 def hard(task: str, stage: Stage) -> Ready:
@@ -184,18 +212,20 @@ def in_onnx_runtime(task: str, stage: Stage) -> Ready:
 Contender = Callable[[Stage], Ready]
 
 
-def contenders(
-    tasks: Sequence[str], compile_too: bool, onnx_too: bool = False
-) -> dict[str, Contender]:
+def contenders(args: argparse.Namespace, console: Console) -> dict[str, Contender]:
     found: dict[str, Contender] = {"float": as_float}
-    if compile_too:
+    if args.compile:
         found["torch.compile"] = compiled
-    for task in tasks:
-        found[f"hard {task}"] = partial(hard, task)
+    for name, package, kind, run in () if args.quick else RUNTIMES:
+        if installed(package, console):
+            found[name] = partial(by_runtime, kind, run)
+    for task in args.tasks:
+        if args.hard or args.quick:
+            found[f"hard {task}"] = partial(hard, task)
         found[task] = partial(packed, task, "exact", 1e-4)
         if task == "BW":
             found["BW input8"] = partial(packed, task, "input8", 0.2)
-        if onnx_too:
+        if args.onnx:
             found[f"{task} in ONNX Runtime"] = partial(in_onnx_runtime, task)
     return found
 
@@ -260,6 +290,44 @@ held as floats. *on bits*: how many packed layers compute on bits, because that 
 """
 
 
+# --- the figures of this machine ------------------------------------------------------------
+
+
+def instruction_sets() -> list[str]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    flags = [line for line in lines if line.startswith(("flags", "Features"))]
+    return [name for name in NOTABLE if flags and name in flags[0].split()]
+
+
+def write_speed(about: dict[str, Any], rows: Sequence[Row]) -> Path:
+    """Renew the rows of what was measured in the file of this CPU; the others stay."""
+    name = re.sub("[^a-z0-9]+", "-", f"{about['cpu']} {about['kernels']}".lower()).strip("-")
+    path = SPEED / f"{name}.json"
+    held = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    known = {tuple(row[key] for key in KEYS): row for row in held["rows"]}
+    for row in rows:
+        plain = plain_row(row)
+        known[tuple(plain[key] for key in KEYS)] = plain
+    facts = about | {"instruction_sets": instruction_sets()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": facts, "rows": list(known.values())}, indent=1))
+    return path
+
+
+KEYS = ("network", "contender", "batch", "threads")
+
+
+def plain_row(row: Row) -> dict[str, Any]:
+    return {
+        "network": row.case.model, "contender": row.contender, "batch": row.case.batch,
+        "threads": row.threads, "ms": round(row.timing.us / 1000, 3),
+        "least_ms": round(row.timing.least_us / 1000, 3),
+        "times_float": round(row.timing.ratio, 3), "file_bytes": row.bytes,
+        "on_bits": row.on_bits,
+    }  # fmt: skip
+
+
 # --- command --------------------------------------------------------------------------------
 
 
@@ -267,13 +335,15 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     known = ", ".join(SETTINGS)
-    add("--model", default=list(SETTINGS), type=one_of(SETTINGS), help=f"{known} or all")
+    add("--model", default=USUAL, type=one_of(SETTINGS), help=f"{known} or all")
     add("--tasks", default=list(TASKS), type=one_of(TASKS), help=f"{', '.join(TASKS)} or all")
     add("--batch-size", default="1,8", type=counts, help="comma-separated sizes")
     add("--threads", default="1,2", type=counts, help="comma-separated numbers of threads")
     add("--rounds", default=9, type=int, help="timed turns of each contender")
     add("--compile", action="store_true", help="also torch.compile of the float network")
     add("--onnx", action="store_true", help="also our operators in ONNX Runtime")
+    add("--hard", action="store_true", help="also the binary networks before packing")
+    add("--speed", action="store_true", help="renew these rows in results/speed/<cpu>.json")
     add("--quick", action="store_true", help="ResNet-20, one image, one thread: does it run?")
     add("--seed", default=0, type=int)
     add("--json", type=Path, help="write the rows here")
@@ -290,7 +360,7 @@ def main() -> None:
     about = environment(PACKAGES, args.rounds, args.seed)
     about |= {"threads": ", ".join(map(str, args.threads)), "kernels": isa()}
     print(facts(about))
-    field, rows = contenders(args.tasks, args.compile, args.onnx), []
+    field, rows = contenders(args, console), []
     names = [n for n in args.model if "timm/" not in SETTINGS[n].name or installed("timm", console)]
     with torch.inference_mode():
         for threads, name, batch in product(args.threads, names, args.batch_size):
@@ -299,6 +369,8 @@ def main() -> None:
     if args.json:
         result = {"environment": about, "rows": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(result, indent=1))
+    if args.speed:
+        print(f"wrote {write_speed(about, rows)}")
     if args.markdown:
         write_section(args.markdown, "networks", about, tables(rows), NEW_SECTION)
     if len(rows) < len(field) * len(names) * len(args.batch_size) * len(args.threads):

@@ -121,11 +121,11 @@ def openvino_call(path: Path, x: Tensor, threads: int) -> Call:
 
 # Name, package, which file, who runs it.
 RUNTIMES: tuple[tuple[str, str, str, Callable[[Path, Tensor, int], Call]], ...] = (
-    ("ort fp32", "onnxruntime", "plain", onnx_call),
-    ("ort int8 dynamic", "onnxruntime", "dynamic", onnx_call),
-    ("ort int8 static", "onnxruntime", "static", onnx_call),
-    ("openvino fp32", "openvino", "plain", openvino_call),
-    ("openvino int8", "openvino", "static", openvino_call),
+    ("ORT float", "onnxruntime", "plain", onnx_call),
+    ("ORT int8 dynamic", "onnxruntime", "dynamic", onnx_call),
+    ("ORT int8", "onnxruntime", "static", onnx_call),
+    ("OpenVINO float", "openvino", "plain", openvino_call),
+    ("OpenVINO int8", "openvino", "static", openvino_call),
 )
 
 
