@@ -205,3 +205,23 @@ def test_layers_without_images_have_no_plan_to_make() -> None:
     x = torch.randn(3, 32)
     assert torch.equal(net(x), net(x)) and not list(steps_of(net))
     assert [layer.route for _, layer in packed_layers(net)] == ["bits"]
+
+
+class Constant(nn.Module):
+    """Makes a tensor in its forward, which a graph holds as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return self.head(y + self.inner(y)) * torch.tensor([1.0, 2.0])
+
+
+@torch.no_grad()
+def test_a_graph_with_constants_is_no_plan() -> None:
+    model, x = Constant(), torch.randn(3, 32)
+    pb.binarize(model, "bnn", "BWA")
+    net = pb.pack(pb.harden(model).eval())
+    assert torch.equal(net(x), own(net, x)) and torch.equal(net(x), own(net, x))

@@ -161,9 +161,11 @@ def make_plan(net: nn.Module, seen: dict[PackedLayer, Tensor]) -> fx.GraphModule
     found.place()
     if not found.steps:
         return None
-    with torch.no_grad():
-        plan = fx.GraphModule(found.held(), graph)
-    return plan.eval()
+    try:
+        with torch.no_grad():
+            return fx.GraphModule(found.held(), graph).eval()
+    except AttributeError:  # a constant that tracing made, which only its copy of the network has
+        return None
 
 
 def _takes_one(graph: fx.Graph) -> bool:
