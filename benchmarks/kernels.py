@@ -117,9 +117,10 @@ ALSO_PORTABLE = (
 AIMS = (
     Aim("BWA", 10, "float", "M = 197, N >= 576", lambda c: c.rows == 197 and c.outputs >= 576),
     Aim("BWA", 8, "float", "M = 197, N = 192", lambda c: c.rows == 197 and c.outputs == 192),
-    Aim("BWAA", 1.05, "BWA", "M = 197", lambda c: c.rows == 197),
+    Aim("BWAA", 10, "float", "M = 197, N >= 576", lambda c: c.rows == 197 and c.outputs >= 576),
     Aim("BW", 2.5, "float", "M = 197", lambda c: c.rows == 197),
     Aim("BW input8", 3.7, "float", "M = 197", lambda c: c.rows == 197),
+    Aim("BW input8", 1, "ORT int8", "M = 197", lambda c: c.rows == 197),
     Aim("BWA", 20, "float", "M = 1, weights in L3", in_l3),
     Aim("BWA", 40, "float", "M = 1, from DRAM", lambda c: c.copies > 1),
     Aim("BW", 5, "float", "M = 1, weights in L3", in_l3),

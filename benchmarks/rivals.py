@@ -110,6 +110,7 @@ BLOCK = 64  # weights that share a scale; of 16 to 256, onnxruntime is fastest w
 INPUTS = {  # MatMulNBits has places for zero points and an order of groups, empty here
     "Gemm": ["x", "w", "b"],
     "MatMulNBits": ["x", "w", "s", "", "", "b"],
+    "DynamicQuantizeMatMul": ["x", "w", "s", "", "b"],
 }
 
 
@@ -120,6 +121,19 @@ def onnx_float(layers: Layers, x: Tensor, threads: int) -> Ways:
 def gemm_inputs(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
     assert layer.bias is not None
     return {"w": layer.weight.detach().numpy(), "b": layer.bias.detach().numpy()}
+
+
+def onnx_int8(layers: Layers, x: Tensor, threads: int) -> Ways:
+    """Weights in 8 bits with a scale per output; inputs are rounded when they come."""
+    op, domain = "DynamicQuantizeMatMul", "com.microsoft"
+    return [[onnx_call(op, int8_inputs(layer), x, threads, domain=domain) for layer in layers]]
+
+
+def int8_inputs(layer: nn.Linear | nn.Conv2d) -> dict[str, Any]:
+    weight = layer.weight.detach().numpy()
+    scales = np.abs(weight).max(1) / 127
+    codes = np.rint(weight / scales[:, None]).astype(np.int8)
+    return {"w": np.ascontiguousarray(codes.T), "s": scales, "b": gemm_inputs(layer)["b"]}
 
 
 def onnx_2bit(layers: Layers, x: Tensor, threads: int) -> Ways:
@@ -269,6 +283,7 @@ FIELD = (
     Contender("BWA", "BWA", 0.0, partial(ours, "exact")),
     Contender("BWAA", "BWAA", 0.0, partial(ours, "exact")),
     Contender("ORT float", "float", 1e-4, onnx_float, LINEAR, "onnxruntime", streams=0),
+    Contender("ORT int8", "float", 0.05, onnx_int8, LINEAR, "onnxruntime", streams=1),
     Contender("ORT 2-bit", "BW", 0.03, onnx_2bit, LINEAR, "onnxruntime", streams=1),
     Contender("OpenVINO float", "float", 1e-4, openvino_float, BOTH, "openvino", streams=0),
     Contender("OpenVINO binary", "BWA", 1e-5, openvino_binary, CONV, "openvino"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The kernels under AddressSanitizer and UBSan: builds them apart, runs on them the tests of kernels and of
-# packed layers, and then packed files whose lengths are wrong (SECONDS_OF_FUZZ=600 for more).
+# The kernels under AddressSanitizer and UBSan: builds them apart, runs on every backend of this CPU the tests of
+# kernels and of packed layers, and then packed files whose lengths are wrong (SECONDS_OF_FUZZ=600 for more).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -31,6 +31,12 @@ grep --quiet heap-buffer-overflow "$build/overrun.log" || { cat "$build/overrun.
 if [ $# -gt 0 ]; then
   exec "$python" -m pytest -p no:cacheprovider "$@"
 fi
-"$python" -m pytest -p no:cacheprovider --numprocesses 2 \
-  tests/test_kernels_*.py tests/test_engine_layers.py tests/test_packed_parts.py tests/test_engine_fusing.py
+# The tests of kernels go through every backend of this CPU themselves; packed layers take the chosen one.
+"$python" -m pytest -p no:cacheprovider --numprocesses 2 tests/test_kernels_*.py
+backends=$("$python" -c "from proxbit.kernels.library import backends; print(*backends().supported)")
+for backend in $backends; do
+  case $backend in emulated*) continue ;; esac
+  PROXBIT_KERNELS=$backend "$python" -m pytest -p no:cacheprovider --numprocesses 2 --quiet \
+    tests/test_engine_layers.py tests/test_packed_parts.py tests/test_engine_fusing.py
+done
 "$python" tools/attack/run.py packed_shapes onnx_nodes --seconds "${SECONDS_OF_FUZZ:-20}"
