@@ -7,7 +7,7 @@ from typing import Any
 
 from griffe import Extension, Object
 
-ROLE = re.compile(r":(?:attr|class|func|math|meth|mod):`~?([^`]*)`")
+ROLE = re.compile(r":(?:attr|class|func|meth|mod):`~?([^`]*)`")
 
 
 def as_markdown(text: str) -> str:

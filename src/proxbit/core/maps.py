@@ -60,12 +60,12 @@ def hard_tanh(w: Tensor, s: Strength = 1.0) -> Tensor:
 
 
 def triangle(w: Tensor, s: Strength = 1.0) -> Tensor:
-    r"""The tent :math:`\max(2 - 2|w|, 0)`: the backward of Bi-Real (Liu et al., 2018)."""
+    """The tent ``max(2 - 2|w|, 0)``: the backward of Bi-Real (Liu et al., 2018)."""
     return (2 - 2 * w.abs()).clamp_min(0)
 
 
 def sign_swish(w: Tensor, s: Strength) -> Tensor:
-    r"""Smooth sign that overshoots: :math:`\tanh(z) + z\,\tanh'(z)` with :math:`z = s w / 2`.
+    """Smooth sign that overshoots: ``tanh z + z tanh' z`` with ``z = s w / 2``.
 
     Reaches 1.1997 at z = 1.1997 before settling at 1. Darabi et al., 2018.
 
@@ -78,9 +78,9 @@ def sign_swish(w: Tensor, s: Strength) -> Tensor:
 
 
 def sign_swish_slope(w: Tensor, s: Strength) -> Tensor:
-    r"""Derivative of :func:`sign_swish`: :math:`s\,\tanh'(z)\,(1 - z \tanh z)`.
+    """Derivative of :func:`sign_swish`: ``s tanh' z (1 - z tanh z)``.
 
-    Negative beyond the peak, \|w\| > 2.3994 / s, down to -0.0738 s.
+    Negative beyond the peak, ``|w| > 2.3994 / s``, down to -0.0738 s.
     """
     z = _stretch(w, s)
     p = z.sigmoid()
@@ -130,9 +130,9 @@ def _clamp_to_peak(w: Tensor, s: Strength) -> Tensor:
 
 
 def poly(w: Tensor, s: Strength) -> Tensor:
-    r"""Two parabolas that saturate: :math:`k(\sqrt2 z - z|z|/2)` with :math:`z = s w`.
+    """Two parabolas that saturate: ``k (√2 z - z|z| / 2)`` with ``z = s w``.
 
-    z is clamped to :math:`\pm\sqrt2`, and :math:`k = \max(1/s, 1)`.
+    z is clamped to ±√2, and ``k = max(1 / s, 1)``.
     Ends at +-k, so it is a sign only from s = 1 on. Lin et al. (R-BNN), 2020.
 
     >>> poly(torch.tensor([-9.0, 0.5, 9.0]), SQRT2)
@@ -144,19 +144,19 @@ def poly(w: Tensor, s: Strength) -> Tensor:
 
 
 def poly_slope(w: Tensor, s: Strength) -> Tensor:
-    r"""Derivative of :func:`poly`: :math:`\max(k(\sqrt2 s - s^2 |w|), 0)`."""
+    """Derivative of :func:`poly`: ``max(k (√2 s - s² |w|), 0)``."""
     k, s = _steepening(s)
     return ((SQRT2 - (_wide(w) * s).abs()).clamp_min(0) * (k * s)).to(w.dtype)
 
 
 def soft_sign(w: Tensor, s: Strength) -> Tensor:
-    r"""The tanh of EDE: :math:`k \tanh(s w)`, :math:`k = \max(1/s, 1)`. Qin et al., 2020."""
+    """The tanh of EDE: ``k tanh(s w)`` with ``k = max(1 / s, 1)``. Qin et al., 2020."""
     k, s = _steepening(s)
     return ((_wide(w) * s).tanh() * k).to(w.dtype)
 
 
 def soft_sign_slope(w: Tensor, s: Strength) -> Tensor:
-    r"""Derivative of :func:`soft_sign`: :math:`k s (1 - \tanh^2(s w))`."""
+    """Derivative of :func:`soft_sign`: ``k s (1 - tanh²(s w))``."""
     k, s = _steepening(s)
     p = (_wide(w) * (2 * s)).sigmoid()
     return (torch.addcmul(p, p, p, value=-1) * (4 * k * s)).to(w.dtype)

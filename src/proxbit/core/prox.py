@@ -9,11 +9,11 @@ from proxbit.core.maps import Strength, sign
 
 
 def linear_quantizer(w: Tensor, s: Strength, varrho: float | None = 0.0) -> Tensor:
-    r"""The piecewise-linear quantizer L of ProxConnect, :math:`\rho = s`.
+    """The piecewise-linear quantizer L of ProxConnect, with rho = s.
 
-    sign(w) from :math:`|w| = 1 - \rho` on; below, a line that leaves 0 at height ``varrho``.
-    ``varrho=None`` ties it to :math:`\rho`: then L is ProxQuant's soft threshold towards +-1.
-    Both are cut at 1, so :math:`\rho = 10` means exactly the sign. Dockhorn et al., 2021.
+    sign(w) from ``|w| = 1 - rho`` on; below, a line that leaves 0 at height ``varrho``.
+    ``varrho=None`` ties it to rho: then L is ProxQuant's soft threshold towards +-1.
+    Both are cut at 1, so rho = 10 means exactly the sign. Dockhorn et al., 2021.
 
     >>> linear_quantizer(torch.tensor([-0.3, -0.05, 0.0, 0.9]), 0.2, varrho=0.2)
     tensor([-0.5000, -0.2500,  0.2000,  1.0000])
@@ -29,8 +29,8 @@ def linear_quantizer(w: Tensor, s: Strength, varrho: float | None = 0.0) -> Tens
 
 
 def hubara(w: Tensor, smoothing: Strength) -> Tensor:
-    r"""The prox behind BNN: sign(w) on [-1, 1], :math:`w/\mu + \mathrm{sign}(w)(1 - 1/\mu)` beyond.
+    """The prox behind BNN: sign(w) on [-1, 1], w / mu + sign(w) (1 - 1 / mu) beyond.
 
-    ``smoothing`` is the :math:`\mu_t = 1 + \sum \eta` of dual averaging, not a strength.
+    ``smoothing`` is the mu of dual averaging, 1 plus the sum of the steps, not a strength.
     """
     return sign(w) * (1 + (w.abs() - 1).clamp_min(0) / smoothing)

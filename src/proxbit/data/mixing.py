@@ -37,7 +37,7 @@ def mixed(
 
 
 def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    r"""Soft targets: :math:`(1 - s)` on the label's class and :math:`s / k` on all :math:`k`.
+    """Soft targets: 1 - s on the label's class and s / k on all k classes.
 
     >>> import torch
     >>> smoothed(torch.tensor([1]), classes=2, smoothing=0.5)

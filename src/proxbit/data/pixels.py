@@ -59,7 +59,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 
 
 def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    r"""Float images :math:`(x / 255 - m_c) / s_c` from uint8 ones, channel by channel.
+    """Float images (x / 255 - mean) / std from uint8 ones, channel by channel.
 
     >>> normalize(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2), (0.5,), (0.25,))
     tensor([[[[-2.,  2.]]]])

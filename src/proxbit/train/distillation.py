@@ -62,7 +62,7 @@ class Terms:
 
 
 def distance(a: Tensor, b: Tensor, samples: int = 1) -> Tensor:
-    r"""D(a, b): the norm of :math:`a/\|a\| - b/\|b\|`; neither squared nor divided by the size.
+    """D(a, b): the norm of a / ||a|| - b / ||b||; neither squared nor divided by the size.
 
     With ``samples`` > 1 the tensors are that many of equal size, and the result is the mean of D.
     Only directions count: from 0 (the same) over 1.41 (at right angles) to 2 (opposite).

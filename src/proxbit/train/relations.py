@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 
 def relation_distance(x: Tensor, y: Tensor, samples: int = 1) -> Tensor:
-    r"""The mean over samples of the norm of :math:`XX^T/\|XX^T\| - YY^T/\|YY^T\|`.
+    """The mean over samples of the norm of X Xᵀ / ||X Xᵀ|| - Y Yᵀ / ||Y Yᵀ||.
 
     Args:
         x: The student's projection, (batch, ..., heads, tokens, d); it gets a gradient.
