@@ -80,7 +80,7 @@ def used(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> set[str]
 
         monkeypatch.setattr(fused, name, after)
 
-    for name in ("forward", "weigh", "pull"):
+    for name in ("forward", "quantize_weight", "backward"):
         watch(name)
     run()
     return served
@@ -94,7 +94,9 @@ def test_a_binary_layer_takes_the_kernels(name: str, monkeypatch: pytest.MonkeyP
     model = nn.Sequential(nn.Linear(6, 5))
     pb.binarize(model, name, "BWA", only="*")
     served = used(monkeypatch, lambda: outcome(model, torch.randn(4, 6)))
-    assert served == {"forward", "weigh", "pull"} - ({"pull"} if name == "pc" else set())
+    assert served == {"forward", "quantize_weight", "backward"} - (
+        {"backward"} if name == "pc" else set()
+    )
 
 
 @LAYOUTS
@@ -110,7 +112,9 @@ def test_a_convolution_takes_the_kernels_in_either_layout_and_keeps_it(
     for quantizer in quantizers:
         quantizer.register_forward_hook(lambda _, given, made: seen.extend([*given, made]))
     served = used(monkeypatch, lambda: seen.extend(outcome(model, x)[1:2]))
-    assert served == {"forward", "weigh", "pull"} - ({"pull"} if name == "pc" else set())
+    assert served == {"forward", "quantize_weight", "backward"} - (
+        {"backward"} if name == "pc" else set()
+    )
     assert len(seen) == 5
     assert all(each.is_contiguous(memory_format=layout) for each in seen)
 
