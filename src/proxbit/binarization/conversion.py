@@ -123,7 +123,7 @@ def binarize(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Back to an ordinary float model, in place: the latent weights (or the hard ones, if hard)."""
+    """Go back to an ordinary float model, in place, with the latent (or hard) weights."""
     if not binary_weights(model):
         raise ValueError("this model is not binarized: there is nothing to restore")
     for weight in binary_weights(model):

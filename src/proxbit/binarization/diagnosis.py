@@ -93,7 +93,7 @@ def _row(layer: LayerState) -> tuple[str, ...]:
 
 
 def diagnose(model: nn.Module) -> Diagnosis:
-    """Look at every binary weight; flips count from the last look at this model."""
+    """Look at every binary weight; flips are counted since the previous look at this model."""
     weights = binary_weights(model)
     if not weights:
         raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")

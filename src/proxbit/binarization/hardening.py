@@ -58,7 +58,7 @@ class Gap:
 
 
 def gap(model: nn.Module, example: Any = None) -> Gap:
-    """How much :func:`harden` changes this model; the model stays as it is.
+    """Measure how much :func:`harden` would change the model; the model stays as it is.
 
     Ask before ``harden``, or at any moment of the training. Of a hard model everything is 0.
 
@@ -101,7 +101,7 @@ def harden(model: nn.Module) -> nn.Module:
 
 
 def sharpen(model: nn.Module) -> nn.Module:
-    """Let the network see signs from now on while latent weights go on training; in place.
+    """Let the network see signs from now on while the latent weights keep training; in place.
 
     The forward map gets a sign behind it, the backward map stays: what trains is the hard network,
     so nothing is lost when ``harden`` follows. ``attach`` does this by itself for methods with a
@@ -114,7 +114,7 @@ def sharpen(model: nn.Module) -> nn.Module:
 
 
 def hardened(model: nn.Module) -> nn.Module:
-    """A hard copy in eval mode, to measure a network in the middle of its training."""
+    """Return a hard copy in eval mode, to measure a network in the middle of its training."""
     return harden(copy.deepcopy(model)).eval()
 
 
@@ -148,7 +148,7 @@ def _relative(new: Tensor, old: Tensor) -> float:
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
-    """Estimate batch-norm statistics anew, as the plain average over ``batches``; in place.
+    """Estimate batch-norm statistics again, as the plain average over ``batches``; in place.
 
     After hardening, the running statistics still describe the soft network. Everything else is in
     eval mode meanwhile. A batch is an input, a dict of keywords, or what a loader yields: a tuple

@@ -191,7 +191,7 @@ def method(
     sharp: float | None = None,
     sharp_strength: float | None = None,
 ) -> Method:
-    """A method by name (forgiving) or around a bare pair, with any part replaced.
+    """Find a method by its name, or make one of a bare pair, with any part replaced.
 
     >>> method("bnn_plus_plus").name, method("Bi-Real").name
     ('BNN++', 'Bi-Real')

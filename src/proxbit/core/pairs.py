@@ -157,7 +157,7 @@ def from_transform(transform: Map, slope: Map, proximal: Map, name: str = "T o P
 
 
 def from_derivative(forward: Map, name: str = "derivative") -> Pair:
-    """Corollary 2: any differentiable F with its own derivative (by automatic differentiation)."""
+    """Pair a differentiable F with its derivative, by automatic differentiation (Corollary 2)."""
     return Pair(forward, partial(_derivative, forward), name, knots=no_knots)
 
 

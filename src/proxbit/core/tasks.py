@@ -14,7 +14,7 @@ TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
 @dataclass(frozen=True)
 class Task:
-    """What of a layer becomes binary.
+    """Which parts of a layer become binary.
 
     Attributes:
         name: "BW": weights. "BWA": weights and the inputs of their layers. "BWAA": as BWA, with

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """What happens to training images at random; a zero, False or None leaves its step out.
+    """Random changes of training images; a zero, False or None leaves its step out.
 
     Attributes:
         name: How messages call it.

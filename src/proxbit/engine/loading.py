@@ -42,7 +42,7 @@ def load(
     precision: str = "exact",
     largest_side: int = LARGEST_SIDE,
 ) -> nn.Module:
-    """A packed network from a file, in eval mode.
+    """Load a packed network from a file, in eval mode.
 
     Time and memory follow from what the file holds, not from what it says.
 

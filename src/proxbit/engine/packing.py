@@ -33,7 +33,7 @@ PRECISIONS = {"exact": EXACT, "input8": INPUT8}
 
 
 def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> nn.Module:
-    """A network for inference whose hard layers hold one bit per weight.
+    """Make a network for inference whose hard layers hold one bit per weight.
 
     It is a copy: nothing that happens to it reaches the hard model, nor the reverse. BWA and BWAA
     give the hard model's sums bit for bit, BW the same up to float32 rounding. Binary weights of

@@ -96,7 +96,7 @@ class Summary:
 def summary(
     net: nn.Module, example: Any = None, *, float_rest: str = "float32", tables: str = "float"
 ) -> Summary:
-    """Layer by layer: kind, bits, bytes, share; as a whole: bytes, ratio and binary operations.
+    """Summarize a packed network: bits, bytes and share of each layer, size and operations in all.
 
     Args:
         net: What :func:`pack` or :func:`load` returned.

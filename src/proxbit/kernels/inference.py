@@ -115,6 +115,6 @@ def _fits(loaded: Any) -> bool:
 
 
 def isa() -> str:
-    """What computes: the name of a backend, such as avx2 or portable, or torch."""
+    """Name the backend that computes, such as avx2 or portable, or torch."""
     loaded = library()
     return "torch" if loaded is None else str(loaded.pb_isa().decode())

@@ -41,7 +41,7 @@ def build(
     pretrained: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """The model called ``name``: one of ours, ``timm/NAME``, or ``FILE.py:FUNCTION``.
+    """Build the model ``name``: one of ours, ``timm/NAME``, or ``FILE.py:FUNCTION``.
 
     Where ``image_size`` is given, one empty image goes through the model, which proves that it
     takes that size and gives one score per class.

@@ -18,7 +18,7 @@ from proxbit.util.text import few, first_line
 
 @dataclass(frozen=True)
 class Loaded:
-    """What came out of a weight file.
+    """The tensors that a weight file gave a model.
 
     Attributes:
         file: Where the weights came from.
@@ -45,7 +45,7 @@ class Loaded:
 
 
 def load_weights(model: nn.Module, path: str | Path, *, new_head: bool = False) -> Loaded:
-    """Put the weights of a file into the model, and tell what was done.
+    """Load the weights of a file into the model, and say what was done.
 
     The file is safetensors, a folder that holds ``model.safetensors``, or a torch file of tensors
     alone: nothing in it can run. Where it does not fit, the model stays as it was.

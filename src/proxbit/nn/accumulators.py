@@ -15,7 +15,7 @@ from proxbit.kernels import training as fused
 
 
 def wrap(z: Tensor, bits: int) -> Tensor:
-    """What a ``bits``-bit two's-complement register holds after summing up to z.
+    """The value of a ``bits``-bit two's-complement register after summing up to z.
 
     Wrapping addition is a ring homomorphism: wrapping once at the end equals wrapping at each step.
 

@@ -91,7 +91,7 @@ class BinaryWeight:
 
 
 class BinaryLayer(nn.Module):
-    """What a binary layer adds to the float layer that it subclasses."""
+    """The part that a binary layer adds to the float layer that it subclasses."""
 
     binary: BinaryProduct
 

@@ -39,7 +39,7 @@ def named_quantizers(model: nn.Module) -> dict[str, Quantizer]:
 
 
 def latent_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The Parameters behind binary weights, each once: for optimizer groups of their own."""
+    """List the Parameters behind binary weights, each once, for an optimizer group of their own."""
     return list({id(w.parameter): w.parameter for w in binary_weights(model)}.values())
 
 

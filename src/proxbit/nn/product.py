@@ -19,7 +19,7 @@ Operation: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Form:
-    """What kind of binary layer to make.
+    """The kind of binary layer to make.
 
     Attributes:
         method: Pair, schedule, rule, scale and unit.

@@ -41,7 +41,7 @@ class StepCounter:
 
 
 class Quantizer(nn.Module):
-    """What weight and input quantizers share: a pair, its strength, and how they are saved.
+    """The common part of weight and input quantizers: a pair, its strength, and how they are saved.
 
     The strength is a 0-d buffer, so that moving it never recompiles a graph, and so is ``signs``;
     whoever copies buffers, as ``AveragedModel`` does, copies both. None of the state adds a key to

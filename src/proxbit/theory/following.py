@@ -26,7 +26,7 @@ ROWS = 10  # of a printed trail
 
 
 class Trail:
-    """What :func:`follow` has seen: one record per step.
+    """The records of :func:`follow`, one per step.
 
     Attributes:
         records: Both sides of the theorem after each step.

@@ -71,7 +71,7 @@ CATALOGUE = (*FIGURE_1, *FIGURE_5, *FIGURE_4, *OURS)
 
 
 def gallery(path: str | Path, shown: Sequence[Shown] = CATALOGUE, columns: int = 6) -> None:
-    """Many pairs in one figure, F above B; the paper's figures 1, 5 and 4 by default.
+    """Draw many pairs in one figure, F above B; by default those of the paper's figures 1, 5 and 4.
 
     Args:
         path: Where the picture goes, ``.png`` or ``.svg``.

@@ -22,7 +22,7 @@ _TINY = 1e-6  # a step to either side of the jump
 
 
 def draw_linear_quantizer(path: str | Path, panels: Sequence[tuple[float, float]] = SHIFTS) -> None:
-    """The linear quantizer at several pairs (rho, varrho), side by side; the paper's by default.
+    """Draw the linear quantizer for several (rho, varrho) side by side; the paper's by default.
 
     Squares are the two values that it quantizes to, triangles are where it reaches them, and at 0 a
     dot is the value taken and a ring the value approached: they lie 2 varrho apart.

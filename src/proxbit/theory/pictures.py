@@ -35,7 +35,7 @@ POINTS = 241
 
 
 def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) -> None:
-    """One pair in six panels: F, B, P, T, r and the Moreau envelope of r.
+    """Draw a pair in six panels: F, B, P, T, r and the Moreau envelope of r.
 
     A refused pair has F, B and the reason. The suffix decides between PNG and SVG.
 

@@ -200,7 +200,7 @@ class Recovered:
 
 
 def recover(pair: Pair, strength: float = 1.0, smoothing: float = 1.0) -> Recovered:
-    """P, T and r of an admitted pair; :class:`Refused` with the reasons for another."""
+    """Find P, T and r of an admitted pair; raises :class:`Refused` with the reasons for another."""
     if not (np.isfinite(smoothing) and smoothing > 0):
         raise ValueError(f"smoothing is a positive number, not {smoothing}")
     verdict = check(pair, strength)

@@ -49,7 +49,7 @@ class Repair:
 
 
 def repair(pair: Pair, strength: float = 1.0, proximal: Map | None = None) -> list[Repair]:
-    """Admitted neighbours of a pair, the nearest first; of an admitted pair, more of its family.
+    """List admitted neighbours of a pair, nearest first; for an admitted pair, more of its family.
 
     Args:
         pair: Any pair.

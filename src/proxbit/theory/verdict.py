@@ -24,7 +24,7 @@ STRENGTHS = 5  # that stand for a range, or for a schedule
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the theory says of a pair, or of a method over its run.
+    """The answer of the theory for a pair, or for a method over its run.
 
     Attributes:
         name: The pair's or method's name.

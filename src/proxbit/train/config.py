@@ -33,7 +33,7 @@ _STEPS, _PROTOCOLS, _RUN = "Optimization", "Protocols", "The run"
 
 @dataclass(frozen=True)
 class Config:
-    """One run. ``None`` means: chosen from the model, the data and the method (see ``resolve``)."""
+    """The options of a run; the model, the data and the method choose those that are ``None``."""
 
     model: str = option(
         "resnet8",

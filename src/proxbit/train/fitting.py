@@ -35,7 +35,7 @@ def fit(
     watch: Callable[[Trainer], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Iterator[Record]:
-    """Train as ``config`` says: yields one record per epoch, prints nothing.
+    """Train as ``config`` says; yields one record per epoch and prints nothing.
 
     Mistakes in the configuration are found at once, before the first record is asked for. Torch's
     random generator is seeded anew at every step.
@@ -52,7 +52,7 @@ def fit(
 
 
 def open_run(config: Config, out: str | Path | None = None, command: Sequence[str] = ()) -> Trainer:
-    """A new run: everything is checked and built, nothing is trained yet."""
+    """Open a new run: everything is checked and built, nothing is trained yet."""
     dist = _join(config)
     folder = None if out is None else RunFolder(dist.broadcast(str(out)))
     if folder is not None:
@@ -122,7 +122,7 @@ def _built(prepared: PreparedRun, dist: Distributed, folder: RunFolder | None) -
 
 
 def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
-    """A run that was interrupted, exactly where its last checkpoint was written.
+    """Open an interrupted run exactly where its last checkpoint was written.
 
     Args:
         out: Its folder.
@@ -245,7 +245,7 @@ def _first(strength: str | None, schedule: Schedule | None) -> str | None:
 
 
 def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:
-    """The best hard network of a run, in eval mode, and the run that it was trained in."""
+    """Load the best hard network of a run, in eval mode, and the run in which it was trained."""
     folder = RunFolder(out)
     config = folder.options()
     bare = replace(config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0)
@@ -261,7 +261,7 @@ def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:
 
 
 def evaluate(out: str | Path, part: str = "test") -> dict[str, Any]:
-    """Accuracy of a run's best hard network on the test (or validation) images."""
+    """Measure the accuracy of a run's best hard network on the test (or validation) images."""
     model, prepared = load_network(out)
     dist = Distributed(prepared.config.precision, prepared.config.cpu)
     loader = prepared.loader(part, False, dist.device, dist.rank, dist.world)

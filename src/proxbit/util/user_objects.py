@@ -16,7 +16,7 @@ from proxbit.util.text import first_line
 
 
 def user_object(spec: str, *kinds: type) -> Any:
-    """The object called NAME of FILE.py:NAME, of one of the kinds where some are given.
+    """Load the object NAME from FILE.py:NAME; with ``kinds``, it must be of one of them.
 
     The file is executed, because the user named it; files beside it may be imported by it.
     """

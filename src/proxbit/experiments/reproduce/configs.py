@@ -28,7 +28,7 @@ class Missing(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says about all cells.
+    """Options of the user for all cells.
 
     Attributes:
         data: Pairs of a row, or a glob of rows, and its images, as ``proxbit train --data``.

@@ -23,7 +23,7 @@ from proxbit.util.text import table, unknown_name_message
 
 @dataclass(frozen=True)
 class CellQuery:
-    """Which cells of a grid are wanted; nothing said means all.
+    """Which cells of a grid to run; an empty field means all.
 
     Attributes:
         grid: Name of the grid.
@@ -50,7 +50,7 @@ def rows_of(query: CellQuery) -> tuple[Row, ...]:
 
 
 def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
-    """The cells that are wanted, in the order in which they run.
+    """List the cells of a query in the order in which they run.
 
     ``model`` stands for the scale's own, whose blocks a grid may need.
     """

@@ -208,7 +208,7 @@ def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLi
 def run_grid(
     cells: Iterable[Cell], options: Options, folder: str | Path, watch: Watch = ignore
 ) -> list[Event]:
-    """Run the cells that are not done yet, each result appended at once; how each one ended."""
+    """Run the cells that are not done yet, append each result at once, and yield how each ended."""
     with sole_writer(folder):
         ended: list[Event] = []
 

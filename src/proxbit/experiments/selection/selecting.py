@@ -29,7 +29,7 @@ def select(
     watch: Look | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Iterator[Trial | Recommendation]:
-    """Try methods on a model and its data: yields every trial, and at last the recommendation.
+    """Try methods on a model and its data; yields every trial, and finally the recommendation.
 
     Mistakes are found at once, before the first record is asked for.
 
@@ -63,7 +63,7 @@ def select(
 def resume_select(
     out: str | Path, watch: Look | None = None, stop: Callable[[], bool] | None = None
 ) -> Iterator[Trial | Recommendation]:
-    """Continue a selection that was interrupted; yields the trials before it again."""
+    """Continue an interrupted selection; yields its earlier trials again."""
     log, began = SelectionLog(out), time.monotonic()
     request, records = log.open()
     try:
