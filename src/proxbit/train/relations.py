@@ -1,8 +1,9 @@
-"""How far the relations of two networks' tokens are apart, without a matrix of tokens by tokens.
+"""How far the relations of two networks' tokens are apart, without a large matrix.
 
 The relation of a head is X X^T, tokens by tokens, and a loss would keep many of them: 60 MB for one
 projection of DeiT-T with 128 images. A distance needs only their products, and <X X^T, Y Y^T> is
-|X^T Y|^2: a matrix as large as a head is wide.
+|X^T Y|^2: a matrix as large as a head is wide. Where there are fewer tokens than that, X X^T itself
+is smaller.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        own, mixed = x.mT @ x, y.mT @ x
-        size, other, overlap = (_squares(m) for m in (own, y.mT @ y, mixed))
+        if x.shape[-2] <= x.shape[-1]:  # few tokens
+            own, mixed = x @ x.mT, y @ y.mT
+            size, other, overlap = _sums(own * own), _sums(mixed * mixed), _sums(own * mixed)
+        else:
+            own, mixed = x.mT @ x, y.mT @ x
+            size, other, overlap = (_sums(m.square()) for m in (own, y.mT @ y, mixed))
         both = (size * other).sqrt()
         # What has vanished has no direction: it is the zero vector, with a distance of 1.
         cosine = torch.where(both > 0, overlap / both, 0)
@@ -54,17 +59,16 @@ class _Distance(torch.autograd.Function):
         g = torch.where(moves, 2 * grads[0] / apart, 0)
         along = torch.where(moves, g * cosine / size, 0)
         towards = torch.where(moves, g / both, 0)
+        if x.shape[-2] <= x.shape[-1]:
+            return (own * _each(along, x)).sub_(mixed * _each(towards, x)) @ x, None
         pulled = x @ (own * _each(along, x))
         return pulled.sub_(y @ (mixed * _each(towards, x))), None
 
 
-def _squares(m: Tensor) -> Tensor:
-    """The sum of squares of each sample, as precise as the device has it.
-
-    Distances are small differences of these.
-    """
+def _sums(m: Tensor) -> Tensor:
+    """The sum of each sample, as precise as the device has it: distances are small differences."""
     precise = m.dtype if m.device.type == "mps" else torch.float64
-    return m.square().sum((1, 2, 3), dtype=precise)
+    return m.sum((1, 2, 3), dtype=precise)
 
 
 def _each(factor: Tensor, like: Tensor) -> Tensor:
