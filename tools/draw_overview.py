@@ -1,12 +1,13 @@
 """Draw docs/overview.svg, the picture of the README, from committed results; ``--check`` compares.
 
-Size and time come from results/speed/*.json, which benchmarks/network.py writes; accuracy from the
+Size and time come from results/speed/, which benchmarks/network.py writes; accuracy from the
 lines of ``proxbit reproduce`` in results/. Bars of other runtimes appear where a file has them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = ROOT / "docs" / "overview.svg"
-SPEED = ROOT / "results" / "speed"
+SPEED = ROOT / "results" / "speed" / "amd-epyc-avx2.json"  # the machine that the picture shows
 RUNS = (ROOT / "results" / "results.jsonl", ROOT / "results" / "long" / "results.jsonl")
 NETWORK = "vit_base"
 GREY, BLUE, GREEN = "#b9bec7", "#7d93c9", "#2a6f4e"
@@ -42,35 +43,30 @@ class Bar(NamedTuple):
 CONTENDERS = {
     "float": ("float32, torch", GREY),
     "ORT float": ("float32, ONNX Runtime", GREY),
-    "OpenVINO float": ("float32, OpenVINO", GREY),
     "ORT int8": ("8 bits, ONNX Runtime", BLUE),
+    "ORT int8 dynamic": ("8 bits, ONNX Runtime", BLUE),
     "OpenVINO int8": ("8 bits, OpenVINO", BLUE),
     "BW": ("1-bit weights,\nproxbit", GREEN),
+    "BW input8": ("the same with 8-bit\ninputs, proxbit", GREEN),
     "BWA": ("1-bit weights and\ninputs, proxbit", GREEN),
 }
 
 
-def speed_file() -> Path:
-    """The newest measurement: its environment has a date."""
-    return max(SPEED.glob("*.json"), key=lambda path: read(path)["environment"]["date"])
-
-
-def read(path: Path) -> dict[str, Any]:
-    """One file of measurements."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def measured(path: Path) -> dict[str, dict[str, Any]]:
     """The rows of the network at batch 1 on one thread, by contender."""
-    rows = read(path)["rows"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     here = [r for r in rows if (r["network"], r["batch"], r["threads"]) == (NETWORK, 1, 1)]
     return {row["contender"]: row for row in here}
 
 
 def times(rows: dict[str, dict[str, Any]]) -> list[Bar]:
     """Milliseconds of one image."""
-    found = [(rows[name]["ms"], *look) for name, look in CONTENDERS.items() if name in rows]
-    return [Bar(label, ms, f"{ms:.0f} ms", color) for ms, label, color in found]
+    bars: dict[str, Bar] = {}
+    for name, (label, color) in CONTENDERS.items():
+        if name in rows:  # of two ways of one runtime the faster one counts
+            ms = min(rows[name]["ms"], bars[label].value if label in bars else math.inf)
+            bars[label] = Bar(label, ms, f"{ms:.0f} ms", color)
+    return list(bars.values())
 
 
 def sizes(rows: dict[str, dict[str, Any]]) -> list[Bar]:
@@ -115,7 +111,7 @@ def draw() -> Figure:
     """Three panels side by side."""
     from matplotlib.figure import Figure
 
-    rows = measured(speed_file())
+    rows = measured(SPEED)
     panels = {
         "ViT-B: size of the file": sizes(rows),
         "ViT-B: one image, one CPU thread": times(rows),
