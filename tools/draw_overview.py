@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = ROOT / "docs" / "overview.svg"
-SPEED = ROOT / "results" / "speed" / "amd-epyc-avx2.json"  # the machine that the picture shows
+SPEED = ROOT / "results" / "speed" / "amd-epyc-avx512.json"  # the machine that the picture shows
 RUNS = (ROOT / "results" / "results.jsonl", ROOT / "results" / "long" / "results.jsonl")
 NETWORK = "vit_base"
 GREY, BLUE, GREEN = "#b9bec7", "#7d93c9", "#2a6f4e"
