@@ -15,11 +15,13 @@ test: $(VENV)/test.done  ## all tests
 test-models: $(VENV)/models.done  ## small models of every family, the whole way (minutes)
 	$(BIN)/python -m pytest -m models --numprocesses auto --maxprocesses 8 --dist worksteal tests/test_model_sweep.py
 
-check: $(VENV)/check.done  ## lint, format and types
+check: $(VENV)/check.done  ## lint, format, types; layers, glossary and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.13
+	$(BIN)/python -m pytest -m 'not slow' tests/test_architecture.py tests/test_site.py
+	$(BIN)/python tools/write_docs.py --check
 
 docs: $(VENV)/docs.done  ## the documentation site, into site/: strict, and without the internet
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -74,3 +74,17 @@ def test_the_tutorial_runs_and_prints_what_it_shows():
 def test_a_cell_prints_its_last_expression_as_jupyter_does():
     assert notebook.printed("x = 2\nprint('a')\nx + 1", {}) == "a\n3\n"
     assert notebook.printed("x = 2", {}) == ""
+
+
+def glossary() -> list[str]:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| \*\*(.+?)\*\* \|", text, re.MULTILINE)
+
+
+def test_every_word_of_the_glossary_is_used_and_explained_once():
+    words = glossary()
+    files = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    code = " ".join(path.read_text(encoding="utf-8").lower() for path in files)
+    assert words and len(words) == len(set(words))
+    stems = {word: word.split(" ")[0].lower() for word in words}
+    assert [word for word, stem in stems.items() if stem not in code] == []
