@@ -74,8 +74,8 @@ def test_linear_layers_hand_on_bits_behind_a_gelu():
     model = nn.Sequential(
         nn.Linear(9, 30), nn.Linear(30, 40), nn.GELU(), nn.Linear(40, 30), nn.Linear(30, 2)
     )
-    model = hard(model, "BWA")
     model[1].weight.data.mul_(40)  # far below -5 a GELU gives a zero
+    model = hard(model, "BWA")
     net, x = pb.pack(model), torch.randn(3, 5, 9)
     with torch.no_grad():
         assert folded(net) == 1

@@ -220,7 +220,7 @@ def test_every_option_is_bound_or_told(config):
         object.__setattr__(now := replace(config), each.name, other)
         matter, free = changes(now, {f.name: getattr(config, f.name) for f in fields(Config)})
         assert [each.name] == [words.split()[0] for words in matter + free]
-        assert not free or each.name in ("data_root", "download", "workers", "cpu")
+        assert not free or each.name in ("data_root", "download", "workers", "cpu", "fsdp")
 
 
 def test_a_changed_configuration_is_taken_on_purpose(run):
