@@ -1,9 +1,11 @@
 """results.jsonl: what is written is read again, nothing is lost, damage is named."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -158,6 +160,7 @@ def test_a_place_that_cannot_be_a_folder_is_named(tmp_path):
 WRITER = """
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from proxbit.experiments.reproduce.results import append_result, read_results
 folder = sys.argv[1]
 [line, *_] = read_results(folder)
@@ -174,3 +177,16 @@ def test_lines_of_two_writers_do_not_mix(tmp_path):
     assert lines[0] == LINE and len(lines) == 41
     for name in ("a", "b"):
         assert [line.seed for line in lines if line.device == name] == list(range(20))
+
+
+COMMITTED = sorted((Path(__file__).parents[1] / "results").rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_committed_lines_name_files_and_not_places_on_a_machine(path):
+    assert not re.search(r'"([a-z]+:)?(/|~|[A-Z]:\\\\)', path.read_text())
+
+
+@pytest.mark.parametrize("path", [each for each in COMMITTED if each.name == FILE])
+def test_committed_results_can_be_read(path):
+    assert all(line.done for line in read_results(path.parent))

@@ -88,7 +88,9 @@ def test_a_cell_runs_once_and_its_line_says_everything(place, tmp_path):
     run = run_folder(wanted[0], tmp_path)
     assert line.cell == wanted[0]
     assert line.result == json.loads((run / "result.json").read_text())
-    assert line.config == json.loads((run / "config.json").read_text())
+    kept = json.loads((run / "config.json").read_text())
+    assert str(place) in kept["data"] and str(place) not in json.dumps(line.to_dict())
+    assert line.config == kept | {"data": "npz:i.npz", "model": "net.py:net"}
     assert line.curve == [record.to_dict() for record in read_records(run / "metrics.jsonl")]
     assert "signs of BNN++: refused" in line.verdict and line.packed is None
     assert {"proxbit", "torch", "numpy", "python"} <= line.versions.keys() and line.seconds > 0

@@ -96,6 +96,16 @@ def last_part(place: str) -> str:
     return PurePath(place.removeprefix("npz:").removeprefix("folder:")).name
 
 
+def without_folder(place: str) -> str:
+    """The same place with no word of the machine that it is on.
+
+    >>> without_folder("npz:/home/ann/c10.npz"), without_folder("timm/resnet50")
+    ('npz:c10.npz', 'timm/resnet50')
+    """
+    kind = next((kind for kind in ("npz:", "folder:", "timm/") if place.startswith(kind)), "")
+    return place if kind == "timm/" else kind + last_part(place)
+
+
 def first_line(error: BaseException) -> str:
     r"""What an error says, without its further lines.
 

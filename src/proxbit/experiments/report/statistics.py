@@ -67,7 +67,27 @@ def welch(a: Sample, b: Sample, margin: float = 0.0) -> float:
     t2 = (a.mean - b.mean + margin) ** 2 / (u + v)
     share = u / (u + v)
     freedom = 1 / (share**2 / (len(a.values) - 1) + (1 - share) ** 2 / (len(b.values) - 1))
-    return beta_share(freedom / (freedom + t2), freedom / 2, 0.5)
+    return _beyond(math.sqrt(t2), freedom)
+
+
+def _beyond(t: float, freedom: float) -> float:
+    """How often Student's t is farther from 0 than this."""
+    return beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+def t_bound(freedom: float, level: float = LEVEL) -> float:
+    """What Student's t exceeds, on either side, with the probability ``level``.
+
+    >>> [round(t_bound(freedom), 3) for freedom in (2, 4, 6)]
+    [4.303, 2.776, 2.447]
+    """
+    low, high = 0.0, 1.0
+    while _beyond(high, freedom) > level:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beyond(middle, freedom) > level else (low, middle)
+    return high
 
 
 def two_proportions(a: float, n: int, b: float, m: int, margin: float = 0.0) -> float:

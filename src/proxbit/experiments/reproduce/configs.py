@@ -15,7 +15,7 @@ from proxbit.models import pretrained_classes
 from proxbit.train.config import Config
 from proxbit.train.settings import resolve_method
 from proxbit.train.setup import resolve
-from proxbit.util.text import last_part
+from proxbit.util.text import last_part, without_folder
 
 Given = tuple[tuple[str, str], ...]
 
@@ -218,8 +218,17 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain")  # fmt: skip
-_PLACES = ("data", "weights", "teacher")  # not the model: its file would be executed
-_ASIDE = ("data_root", "download", "workers", "cpu")
+_PLACES = ("data", "pretrain_data", "weights", "teacher")
+_ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")
+
+
+def as_published(config: Config) -> dict[str, Any]:
+    """The options of a run with names of files in the place of the folders they were in."""
+    values = asdict(config)
+    for name in ("model", "data_root", *_PLACES):
+        if isinstance(values[name], str):
+            values[name] = without_folder(values[name])
+    return values
 
 
 def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
@@ -233,7 +242,7 @@ def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
     return [
         f"{name} {old}, not {new}"
         for name, new, old in pairs
-        if not (new is None and name in _LEFT_OPEN) and _short(name, new) != _short(name, old)
+        if not (new is None and name in _LEFT_OPEN) and not _alike(name, new, old)
     ]
 
 
@@ -244,9 +253,13 @@ def _as_now(config: Config) -> Config:
     )
 
 
-def _short(name: str, value: Any) -> Any:
-    """A place by the name of its file alone: folders may move."""
-    return last_part(value) if name in _PLACES and isinstance(value, str) else value
+def _alike(name: str, new: Any, old: Any) -> bool:
+    """Whether an option is the same; folders may move, but not to another file that is executed."""
+    if not isinstance(new, str) or not isinstance(old, str) or new == old:
+        return bool(new == old)
+    return (name == "model" and old == without_folder(new)) or (
+        name in _PLACES and last_part(new) == last_part(old)
+    )
 
 
 def check_alike(wanted: Config, kept: dict[str, Any], where: str) -> None:

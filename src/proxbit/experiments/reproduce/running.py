@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxbit.experiments.reproduce.configs import (
     Options,
+    as_published,
     check_alike,
     config_of,
     differences,
@@ -83,7 +84,8 @@ def run_cell(cell: Cell, options: Options, folder: str | Path, watch: Watch = ig
         train(config, run, lambda records: watch(_running(cell, config, records)))
         line = _line(cell, run, time.monotonic() - began)
     except Broken as error:
-        return _broken(cell, config, run, str(error), time.monotonic() - began)
+        told = str(error).replace(f"{Path(folder)}/", "")
+        return _broken(cell, config, run, told, time.monotonic() - began)
     wanted = SCALES[cell.scale].measure if options.measure is None else options.measure
     return replace(line, packed=_packed(run)) if wanted else line
 
@@ -120,7 +122,7 @@ def _line(cell: Cell, run: Path, seconds: float) -> ResultLine:
     curve = [record.to_dict() for record in read_records(run / "metrics.jsonl")]
     return ResultLine(
         grid=cell.grid, row=cell.row, scale=cell.scale, key=cell.axes, seed=cell.seed,
-        config=asdict(config), result=result, error=None, curve=curve,
+        config=as_published(config), result=result, error=None, curve=curve,
         verdict=verdict_of(config), packed=None, **_circumstances(read_about(run)),
         seconds=round(max(seconds, result["seconds"]), 3),
     )  # fmt: skip
@@ -130,7 +132,7 @@ def _broken(cell: Cell, config: Config, run: Path, error: str, seconds: float) -
     known = read_about(run) if (run / "about.json").is_file() else about([])
     return ResultLine(
         grid=cell.grid, row=cell.row, scale=cell.scale, key=cell.axes, seed=cell.seed,
-        config=asdict(config), result=None, error=error, curve=[], verdict=verdict_of(config),
+        config=as_published(config), result=None, error=error, curve=[], verdict=verdict_of(config),
         packed=None, **_circumstances(known), seconds=round(seconds, 3),
     )  # fmt: skip
 

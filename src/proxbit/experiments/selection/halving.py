@@ -11,12 +11,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import NormalDist, fmean, variance
+
+from proxbit.experiments.report.statistics import t_bound
 
 SEEDS = 3  # of each run in the last rung
 LEAST_STEPS = 10
-# 97.5 % quantiles of Student's t by degrees of freedom; without any, the normal one.
-_T = {0: 1.960, 2: 4.303, 4: 2.776}
+NORMAL = NormalDist().inv_cdf(0.975)  # 95 % lie within so many deviations
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ def noise(first: Sequence[float], second: Sequence[float], images: int) -> float
     runs = len(first)
     middle = (sum(first) + sum(second)) / (2 * runs)
     share = (middle * images + 1) / (images + 2)  # never 0 or 1, where no noise would be left
-    drawing = _T[0] * math.sqrt(2 * share * (1 - share) / (images * runs))
+    drawing = NORMAL * math.sqrt(2 * share * (1 - share) / (images * runs))
     if runs == 1:
         return drawing
     spread = math.sqrt((variance(first) + variance(second)) / runs)
-    return max(drawing, _T[2 * runs - 2] * spread)
+    return max(drawing, t_bound(2 * runs - 2) * spread)
 
 
 def mean_gap(first: Sequence[float], second: Sequence[float]) -> float:
