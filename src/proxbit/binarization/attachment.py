@@ -15,6 +15,7 @@ from proxbit.binarization.conversion import binary_weights, named_quantizers, on
 from proxbit.binarization.resuming import OptimizerMemory, bare, unwrapped
 from proxbit.core.methods import Method
 from proxbit.nn import BinaryWeight, Quantizer, StepCounter
+from proxbit.nn.model_weights import require_binarized
 
 # Which optimizers are attached, so that none is twice. An attribute of the optimizer would travel
 # with its pickles and its copies, which come without hooks.
@@ -194,9 +195,7 @@ def attach(
         (``copy.deepcopy``) comes without hooks: attach it again.
     """
     steps, optimizer = _counted(steps), unwrapped(optimizer)
-    weights = binary_weights(model)
-    if not weights:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) before attach")
+    weights = require_binarized(model)
     _refuse_second(optimizer, set(quantizers(model)))
     _require_owned(model, optimizer, weights)
     advice.warn_once(advice.frozen(weights))

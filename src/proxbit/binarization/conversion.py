@@ -41,6 +41,7 @@ from proxbit.nn.model_weights import (
     once,
     own,
     quantizers,
+    require_binarized,
     set_strength,
 )
 from proxbit.nn.probing import Probe, probe
@@ -124,9 +125,7 @@ def binarize(
 
 def restore(model: nn.Module) -> nn.Module:
     """Go back to an ordinary float model, in place, with the latent (or hard) weights."""
-    if not binary_weights(model):
-        raise ValueError("this model is not binarized: there is nothing to restore")
-    for weight in binary_weights(model):
+    for weight in require_binarized(model):
         if weight.quantizer.thaw:
             weight.parameter.requires_grad_(True)
     for module in list(model.modules()):

@@ -85,8 +85,8 @@ class Report:
         )
 
 
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+def _html_row(tag: str, texts: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
 
 
 def _rows(lines: tuple[LayerLine, ...]) -> list[tuple[str, ...]]:

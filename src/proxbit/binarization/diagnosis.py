@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import binary_weights
 from proxbit.core import maps
 from proxbit.nn import BinaryProduct, BinaryWeight, WeightQuantizer, WrapAccumulator
+from proxbit.nn.model_weights import require_binarized
 from proxbit.util.text import percent, table
 
 # The signs at the last look, beside the quantizers rather than in them: looking changes no model,
@@ -88,15 +88,13 @@ class Diagnosis:
 
 def _row(layer: LayerState) -> tuple[str, ...]:
     shares = (layer.flips, layer.saturated, layer.wrong_way, layer.dead, layer.overflow)
-    cells = ("-" if share is None else percent(share) for share in shares)
-    return (layer.name, f"{layer.weights:,}", f"{layer.strength:.3g}", *cells)
+    figures = ("-" if share is None else percent(share) for share in shares)
+    return (layer.name, f"{layer.weights:,}", f"{layer.strength:.3g}", *figures)
 
 
 def diagnose(model: nn.Module) -> Diagnosis:
     """Look at every binary weight; flips are counted since the previous look at this model."""
-    weights = binary_weights(model)
-    if not weights:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
+    weights = require_binarized(model)
     overflows = {
         id(product.weight_quantizer): float(product.accumulator.overflow)
         for product in model.modules()

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import binary_weights, quantizers
+from proxbit.binarization.conversion import quantizers
 from proxbit.nn import BinaryWeight, InputQuantizer
+from proxbit.nn.model_weights import require_binarized
 from proxbit.nn.probing import call, run, warn_of_unused
+from proxbit.util.modes import eval_mode
 from proxbit.util.text import percent
 
 
@@ -68,7 +70,7 @@ def gap(model: nn.Module, example: Any = None) -> Gap:
             of the model with those of a hard copy. A warning names binary weights that the model
             does not use there.
     """
-    every = _require_binarized(model)
+    every = require_binarized(model)
     weights = [weight for weight in every if weight.quantizer.method.binary]
     names = ", ".join(dict.fromkeys(weight.quantizer.method.name for weight in weights or every))
     layers = {weight.name: _change(weight) for weight in weights}
@@ -88,7 +90,7 @@ def harden(model: nn.Module) -> nn.Module:
     keep their backward map. A model that is hard already stays as it is. Ask :func:`gap` before,
     if you want to know how much this changes.
     """
-    weights = [w for w in _require_binarized(model) if w.quantizer.method.binary]
+    weights = [w for w in require_binarized(model) if w.quantizer.method.binary]
     if all(weight.quantizer.hard for weight in weights):
         return model
     # Every value is computed before the first is written: weights may share a Parameter.
@@ -107,7 +109,7 @@ def sharpen(model: nn.Module) -> nn.Module:
     so nothing is lost when ``harden`` follows. ``attach`` does this by itself for methods with a
     ``sharp`` share; this is for a moment of one's own choice. A hard pair is sharp already.
     """
-    floats = {w.quantizer for w in _require_binarized(model) if not w.quantizer.method.binary}
+    floats = {w.quantizer for w in require_binarized(model) if not w.quantizer.method.binary}
     for quantizer in quantizers(model):
         quantizer.sharp = quantizer not in floats
     return model
@@ -116,13 +118,6 @@ def sharpen(model: nn.Module) -> nn.Module:
 def hardened(model: nn.Module) -> nn.Module:
     """Return a hard copy in eval mode, to measure a network in the middle of its training."""
     return harden(copy.deepcopy(model)).eval()
-
-
-def _require_binarized(model: nn.Module) -> list[BinaryWeight]:
-    weights = binary_weights(model)
-    if not weights:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
-    return weights
 
 
 def _change(weight: BinaryWeight) -> float:
@@ -157,13 +152,12 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     kind = nn.modules.batchnorm._BatchNorm
     norms = [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
     old = [({k: v.clone() for k, v in m.state_dict().items()}, m.momentum) for m in norms]
-    modes = {m: m.training for m in model.modules()}
-    model.eval()
     try:
-        for m in norms:
-            m.reset_running_stats()
-            m.momentum, m.training = None, True  # None: the cumulative average
-        _run_all(model, batches)
+        with eval_mode(model):
+            for m in norms:
+                m.reset_running_stats()
+                m.momentum, m.training = None, True  # None: the cumulative average
+            _run_all(model, batches)
     except BaseException:
         for m, (state, _) in zip(norms, old, strict=True):
             m.load_state_dict(state)
@@ -171,8 +165,6 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     finally:
         for m, (_, momentum) in zip(norms, old, strict=True):
             m.momentum = momentum
-        for module, mode in modes.items():
-            module.training = mode
     return model
 
 

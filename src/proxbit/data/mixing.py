@@ -36,11 +36,11 @@ def mixed(
     return x, y
 
 
-def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+def smoothed(labels: Tensor, classes: int, label_smoothing: float) -> Tensor:
     """Soft targets: 1 - s on the label's class and s / k on all k classes.
 
     >>> import torch
-    >>> smoothed(torch.tensor([1]), classes=2, smoothing=0.5)
+    >>> smoothed(torch.tensor([1]), classes=2, label_smoothing=0.5)
     tensor([[0.2500, 0.7500]])
     """
-    return F.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
+    return F.one_hot(labels, classes) * (1 - label_smoothing) + label_smoothing / classes

@@ -17,6 +17,7 @@ from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.mini import MINIS
 from proxbit.models.resnet import DEPTHS
 from proxbit.models.vit import tiny_vit
+from proxbit.util.modes import eval_mode
 from proxbit.util.text import first_line, unknown_name_message
 from proxbit.util.user_objects import user_object
 
@@ -188,11 +189,6 @@ def _try_one_image(
 
 
 def _scores_of_nothing(model: nn.Module, shape: tuple[int, ...]) -> Any:
-    modes = [(module, module.training) for module in model.modules()]
     device = next((p.device for p in model.parameters()), None)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return model.eval()(torch.zeros(shape, device=device))
-    finally:
-        for module, training in modes:
-            module.training = training
+    with eval_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return model(torch.zeros(shape, device=device))

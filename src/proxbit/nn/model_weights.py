@@ -23,6 +23,14 @@ def own(name: str, module: Any) -> Iterator[BinaryWeight]:
     yield from parametrized.binary_weights(module, prefix)
 
 
+def require_binarized(model: nn.Module) -> list[BinaryWeight]:
+    """The binary weights of a model that must have some."""
+    weights = binary_weights(model)
+    if not weights:
+        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
+    return weights
+
+
 def once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
     """Tied weights once: their bits are stored once, and a prox applied twice is another prox."""
     return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
@@ -45,8 +53,6 @@ def latent_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def set_strength(model: nn.Module, strength: float) -> None:
     """Set the strength of every quantizer by hand, instead of ``attach``'s schedule."""
-    found = quantizers(model)
-    if not found:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
-    for quantizer in found:
+    require_binarized(model)
+    for quantizer in quantizers(model):
         quantizer.set_strength(float(strength))

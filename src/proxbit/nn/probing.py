@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.nn import BinaryProduct, InputQuantizer, WeightQuantizer
-from proxbit.nn.model_weights import binary_weights
+from proxbit.nn.model_weights import require_binarized
+from proxbit.util.modes import eval_mode
 from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import alike, few
 
@@ -62,9 +63,7 @@ def probe(model: nn.Module, example: Any) -> Probe:
     with them (to follow each product to the output); it is left as it was. A model that overwrites
     its own state there (RWKV's cache) cannot be followed: then a call counts as use.
     """
-    weights = binary_weights(model)
-    if not weights:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
+    weights = require_binarized(model)
     holders, inputs = _holders(model), _inputs(model)
     called: set[nn.Module] = set()
     varied: set[nn.Module] = set()
@@ -109,13 +108,8 @@ def call(model: nn.Module, example: Any) -> Any:
 
 def run(model: nn.Module, example: Any) -> list[Tensor]:
     """Call the model in eval mode and return its floating-point outputs."""
-    modes = {m: m.training for m in model.modules()}
-    model.eval()
-    try:
+    with eval_mode(model):
         result = call(model, example)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return [tensor for tensor in _tensors(result) if tensor.is_floating_point()]
 
 

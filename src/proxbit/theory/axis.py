@@ -106,7 +106,7 @@ class Axis:
         return np.cumsum(self.jump)
 
     @cached_property
-    def pace(self) -> Array:
+    def steepness(self) -> Array:
         """The slope of P in each interval: its own where F moves, else the larger one beside it.
 
         In its own stretch any moving interval counts, beyond a knot only one that clearly moves;
@@ -130,7 +130,7 @@ class Axis:
     def flat(self) -> Bools:
         """Where P stands still: F does, and would be seen to move if P went on as beside it."""
         with np.errstate(invalid="ignore"):
-            expected = np.where(~self.nil, self.most * self.width * self.pace, 0.0)
+            expected = np.where(~self.nil, self.most * self.width * self.steepness, 0.0)
         return self.still & ~self.jump & ~self.leaps & (expected > 64 * self.noise)
 
     @cached_property

@@ -241,7 +241,7 @@ def _surely_flat(axis: Axis, first: int, last: int) -> bool:
     inside = axis.segment == axis.segment[first]
     if axis.still[inside & ~axis.jump].all():
         return True
-    seen = axis.most * axis.width * axis.pace > ENOUGH * axis.noise
+    seen = axis.most * axis.width * axis.steepness > ENOUGH * axis.noise
     near = [(first, first - 1), (last, last + 1)]
     return any(
         0 <= beside < len(seen) and not axis.still[beside] and seen[edge] for edge, beside in near

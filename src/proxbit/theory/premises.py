@@ -6,16 +6,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from proxbit.binarization.conversion import binary_weights, quantizers
+from proxbit.binarization.conversion import quantizers
 from proxbit.core.methods import PC
 from proxbit.nn import BinaryWeight, InputQuantizer
+from proxbit.nn.model_weights import require_binarized
 
 
 def check_premises(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse, with the way out, a run that the theorem says nothing about."""
-    weights = binary_weights(model)
-    if not weights:
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) before follow")
+    weights = require_binarized(model)
     if any(isinstance(quantizer, InputQuantizer) for quantizer in quantizers(model)):
         raise ValueError(
             "the theorem is about quantized weights, and this model quantizes inputs too: "

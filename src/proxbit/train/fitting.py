@@ -227,10 +227,10 @@ def _fitting(path: Path) -> Iterator[None]:
 
 def _stage_config(config: Config, method: Method) -> Config:
     """The same network held at its first strength, on other data if given, else more gently."""
-    other, rate = config.pretrain_data is not None, config.lr or 0.0
+    other, lr = config.pretrain_data is not None, config.lr or 0.0
     return replace(
         config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
-        data=config.pretrain_data or config.data, lr=rate if other else rate / 10,
+        data=config.pretrain_data or config.data, lr=lr if other else lr / 10,
         new_head=config.new_head or other, distill=config.distill and not other,
         strength=_first(config.strength, method.schedule),
         input_strength=_first(config.input_strength, method.input_schedule),

@@ -1,4 +1,4 @@
-"""What a run makes small: cross entropy or distillation, and the overflows of BWAA."""
+"""The training loss: cross entropy or distillation, and the overflows of BWAA."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Loss:
             if self.distiller is not None:
                 loss = self.distiller(x, self._smoothed(y), run=run)[0]
             else:
-                smoothing = self.config.label_smoothing
-                loss = functional.cross_entropy(run(x), y, label_smoothing=smoothing)
+                loss = functional.cross_entropy(
+                    run(x), y, label_smoothing=self.config.label_smoothing
+                )
             return loss + self.config.penalty * penalty()
 
     def _smoothed(self, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from proxbit.binarization.conversion import latent_parameters
 from proxbit.train.config import Config
 
 
-def lr_at(step: int, steps: int, warmup: float, decay: str) -> float:
+def lr_at(step: int, steps: int, warmup: float, lr_schedule: str) -> float:
     """The learning rate of a step as a share of the highest one.
 
     It rises linearly over the first ``warmup`` of the steps and falls to 0 afterwards. A function
@@ -25,15 +25,15 @@ def lr_at(step: int, steps: int, warmup: float, decay: str) -> float:
     if step < rising:
         return (step + 1) / rising
     progress = min((step - rising) / max(steps - rising, 1), 1.0)
-    if decay == "constant":
+    if lr_schedule == "constant":
         return 1.0
-    return 1 - progress if decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return 1 - progress if lr_schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
-def set_lr(optimizer: Optimizer, rate: float) -> None:
-    """Give every group of parameters the same rate."""
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Give every group of parameters the same learning rate."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = lr
 
 
 def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
@@ -48,8 +48,8 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
         decay = config.latent_decay if id(parameter) in latent else matrix
         groups.setdefault(decay or 0.0, []).append(parameter)
     given = [{"params": params, "weight_decay": decay} for decay, params in groups.items()]
-    rate = config.lr or 1e-3
+    lr = config.lr or 1e-3
     if config.optimizer == "sgd":
-        return torch.optim.SGD(given, lr=rate, momentum=0.9, nesterov=True)
+        return torch.optim.SGD(given, lr=lr, momentum=0.9, nesterov=True)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(given, lr=rate)
+    return kind(given, lr=lr)

@@ -16,6 +16,7 @@ from proxbit.binarization.conversion import restore
 from proxbit.nn.attention_norm import EPS, NAME, attention_norms, attentions, output_width
 from proxbit.nn.model_weights import binary_weights
 from proxbit.nn.probing import call
+from proxbit.util.modes import eval_mode
 
 
 def calibrate_norms(
@@ -141,14 +142,8 @@ def _passed_by(found: Iterable[nn.Module], hooks: Iterable[Any]) -> Iterator[Non
 @contextmanager
 def observing(model: nn.Module) -> Iterator[None]:
     """Eval mode, no gradients, no fused paths (they pass hooks by); all is left as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), unfused():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with eval_mode(model), torch.no_grad(), unfused():
+        yield
 
 
 @contextmanager

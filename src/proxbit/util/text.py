@@ -17,15 +17,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     layer  bits
     fc       12
     """
-    cells = [tuple(head), *(tuple(visible(str(cell)) for cell in row) for row in rows)]
-    columns = [_justified(column) for column in zip(*cells, strict=True)]
+    texts = [tuple(head), *(tuple(visible(str(entry)) for entry in row) for row in rows)]
+    columns = [_justified(column) for column in zip(*texts, strict=True)]
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def _justified(column: tuple[str, ...]) -> list[str]:
-    width = max(len(cell) for cell in column)
-    numbers = all(cell[:1] in "0123456789+-" for cell in column[1:])
-    return [cell.rjust(width) if numbers else cell.ljust(width) for cell in column]
+    width = max(len(entry) for entry in column)
+    numbers = all(entry[:1] in "0123456789+-" for entry in column[1:])
+    return [entry.rjust(width) if numbers else entry.ljust(width) for entry in column]
 
 
 def visible(text: str) -> str:

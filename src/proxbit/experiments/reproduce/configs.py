@@ -218,7 +218,7 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain")  # fmt: skip
-_PLACES = ("data", "pretrain_data", "weights", "teacher")
+_PLACES = ("data", "pretrain_data", "weights", "teacher")  # not the model: it may be executed
 _ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")
 
 
@@ -231,18 +231,20 @@ def as_published(config: Config) -> dict[str, Any]:
     return values
 
 
-def differences(wanted: Config, kept: dict[str, Any]) -> list[str]:
-    """Options of a run that are not as wanted, in words.
+def differences(wanted: Config, kept: dict[str, Any], *, line: bool = False) -> list[str]:
+    """Options of a run, or of the line of its result, that are not as wanted, in words.
 
-    What is left open counts as what it would be now: another default is another option.
+    What is left open counts as what it would be now: another default is another option. Folders of
+    data may move. A run that goes on executes its model: only in a line its folder does not count.
     """
+    movable = (*_PLACES, "model") if line else _PLACES
     asked = asdict(_as_now(wanted))
     names = [each.name for each in fields(Config) if each.name not in _ASIDE]
     pairs = ((name, asked[name], kept.get(name)) for name in names)
     return [
         f"{name} {old}, not {new}"
         for name, new, old in pairs
-        if not (new is None and name in _LEFT_OPEN) and not _alike(name, new, old)
+        if not (new is None and name in _LEFT_OPEN) and not _alike(new, old, name in movable)
     ]
 
 
@@ -253,16 +255,12 @@ def _as_now(config: Config) -> Config:
     )
 
 
-def _alike(name: str, new: Any, old: Any) -> bool:
-    """Whether an option is the same; folders may move, but not to another file that is executed."""
-    if not isinstance(new, str) or not isinstance(old, str) or new == old:
-        return bool(new == old)
-    return (name == "model" and old == without_folder(new)) or (
-        name in _PLACES and last_part(new) == last_part(old)
-    )
+def _alike(new: Any, old: Any, movable: bool) -> bool:
+    texts = isinstance(new, str) and isinstance(old, str)
+    return bool(new == old) or (movable and texts and last_part(new) == last_part(old))
 
 
-def check_alike(wanted: Config, kept: dict[str, Any], where: str) -> None:
+def check_alike(wanted: Config, kept: dict[str, Any], where: str, *, line: bool = False) -> None:
     """One sentence where a cell was run with other options."""
-    if odd := differences(wanted, kept):
+    if odd := differences(wanted, kept, line=line):
         raise ValueError(f"{where} has {odd[0]}: give the same options, or choose another --out")

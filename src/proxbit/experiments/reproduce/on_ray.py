@@ -62,10 +62,10 @@ def run_grid(
             watch(event)
 
         left = to_do(cells, options, folder, tell)
-        board = ray.remote(num_cpus=0, max_restarts=-1)(NodeBoard).remote()
+        progress = ray.remote(num_cpus=0, max_restarts=-1)(NodeBoard).remote()
         place, task = (str(Path(folder).resolve()), str(Path.cwd())), _task(ray, cpus, gpus)
-        refs = {task.remote(cell, options, *place, board): cell for cell in left}
-        for cell, ref in _as_they_end(ray, refs, board, watch):
+        refs = {task.remote(cell, options, *place, progress): cell for cell in left}
+        for cell, ref in _as_they_end(ray, refs, progress, watch):
             tell(finish_cell(cell, partial(_fetch, ray, ref), folder))
         return ended
 
@@ -76,7 +76,7 @@ def _task(ray: Any, cpus: float, gpus: float) -> Any:
     return ray.remote(**resources, max_retries=TRIES_MORE)(run_there)
 
 
-def run_there(cell: Cell, options: Options, folder: str, home: str, board: Any) -> ResultLine:
+def run_there(cell: Cell, options: Options, folder: str, home: str, progress: Any) -> ResultLine:
     """Run one cell in a worker, from the driver's working folder if this node has it."""
     import ray
 
@@ -85,7 +85,7 @@ def run_there(cell: Cell, options: Options, folder: str, home: str, board: Any) 
         os.chdir(home)
 
     def report(event: Event) -> None:
-        board.put.remote(cell.name, node, event.share, event.note)
+        progress.put.remote(cell.name, node, event.share, event.note)
 
     report(Event(cell, "running", note="starting"))
     try:
@@ -124,7 +124,7 @@ class NodeBoard:
 
 
 def _as_they_end(
-    ray: Any, refs: dict[Any, Cell], board: Any, watch: Watch
+    ray: Any, refs: dict[Any, Cell], progress: Any, watch: Watch
 ) -> Iterator[tuple[Cell, Any]]:
     """Every task as it ends; meanwhile the running cells are watched."""
     by_name = {cell.name: cell for cell in refs.values()}
@@ -134,16 +134,16 @@ def _as_they_end(
             cell = refs.pop(ref)
             by_name.pop(cell.name)
             yield cell, ref
-        for name, (node, share, note) in _notes(ray, board).items():
+        for name, (node, share, note) in _notes(ray, progress).items():
             if name in by_name:
                 words = f"{note} on {node}"
                 watch(Event(by_name[name], "running", note=words, share=share))
 
 
-def _notes(ray: Any, board: Any) -> dict[str, tuple[str, float, str]]:
-    """What is on the board; nothing while the board itself moves from a node that died."""
+def _notes(ray: Any, progress: Any) -> dict[str, tuple[str, float, str]]:
+    """What the nodes have said; nothing while their board itself moves from a node that died."""
     with suppress(ray.exceptions.RayError):
-        notes: dict[str, tuple[str, float, str]] = ray.get(board.take.remote(), timeout=10)
+        notes: dict[str, tuple[str, float, str]] = ray.get(progress.take.remote(), timeout=10)
         return notes
     return {}
 

@@ -186,7 +186,7 @@ def _run_elsewhere(
         wanted = config_of(cell, options, folder)
     except ValueError:
         return None
-    line = next((line for line in twins if not differences(wanted, line.config)), None)
+    line = next((line for line in twins if not differences(wanted, line.config, line=True)), None)
     return None if line is None else replace(line, grid=cell.grid, row=cell.row, key=cell.axes)
 
 
@@ -204,7 +204,7 @@ def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLi
         wanted = config_of(cell, options, folder)
     except ValueError:
         return  # nothing was given for a cell that is done: nothing contradicts it
-    check_alike(wanted, line.config, f"{cell.name} in {str(folder)!r}")
+    check_alike(wanted, line.config, f"{cell.name} in {str(folder)!r}", line=True)
 
 
 def run_grid(
