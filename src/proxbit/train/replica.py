@@ -120,18 +120,18 @@ class Average:
 
 
 @dataclass(frozen=True)
-class Signs:
+class SignSnapshot:
     """The signs of all binary weights at one moment, for counting flips."""
 
     values: dict[str, Tensor]
 
     @staticmethod
-    def of(model: nn.Module) -> Signs:
+    def of(model: nn.Module) -> SignSnapshot:
         """The signs now: of the quantized weight, as ``harden`` would take them."""
         with torch.no_grad():
-            return Signs({n: maps.sign(q).to(torch.int8) for n, q in _quantized(model)})
+            return SignSnapshot({n: maps.sign(q).to(torch.int8) for n, q in _quantized(model)})
 
-    def flips(self, other: Signs) -> float:
+    def flips(self, other: SignSnapshot) -> float:
         """The share that differs."""
         count = sum(value.numel() for value in self.values.values())
         different = sum(

@@ -33,7 +33,7 @@ from proxbit.train.progress import Progress, read_progress
 from proxbit.train.records import Record, Result
 from proxbit.train.replica import (
     Average,
-    Signs,
+    SignSnapshot,
     freeze_hard_shifts,
     full_state,
     quantizer_states,
@@ -93,7 +93,7 @@ class Trainer:
         if binary_weights(self.core):
             attach(self.core, self.optimizer, steps=max(self.soft_steps, 1))
         self.average = Average(self.core, self.config.ema) if self.config.ema else None
-        self.signs = Signs.of(self.core)
+        self.signs = SignSnapshot.of(self.core)
         if tensors is not None:
             self._continue(tensors, state)
         self.loss = Loss(self.prepared, self.core, self.dist.device)
@@ -113,7 +113,7 @@ class Trainer:
         restore_quantizers(self.core, state.get("quantizers"))  # the hooks began a schedule
         signs, device = under("signs", tensors), self.dist.device
         require_like(signs, self.signs.values, "the record of signs")
-        self.signs = Signs({name: t.to(device) for name, t in signs.items()})
+        self.signs = SignSnapshot({name: t.to(device) for name, t in signs.items()})
         if self.average is not None:
             average = under("average", tensors)
             require_like(average, self.average.values, "the average")
@@ -264,7 +264,7 @@ class Trainer:
     def _record(self, soft: float, hard: float, best: bool, seconds: float) -> Record:
         flips = saturated = overflow = strength = None
         if self.binary:
-            signs, state = Signs.of(self.core), diagnose(self.core)
+            signs, state = SignSnapshot.of(self.core), diagnose(self.core)
             flips, self.signs = self.signs.flips(signs), signs
             saturated, overflow = state.total.saturated, state.total.overflow
             strength = state.layers[0].strength
