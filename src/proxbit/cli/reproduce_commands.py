@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
@@ -17,75 +17,54 @@ from proxbit.cli.train_commands import INTERRUPTED
 BROKEN = 1
 
 
+def _help(text: str, shown: str | None = None, metavar: str | None = None) -> Any:
+    """An option, with what stands for a default of None."""
+    return typer.Option(help=text, show_default=shown or False, metavar=metavar)
+
+
+def _count(text: str) -> Any:
+    return typer.Option(min=1, help=text, show_default="by scale")
+
+
+Name: TypeAlias = str | None
+Several: TypeAlias = list[str] | None
+Count: TypeAlias = int | None
+
+
 def reproduce(
     grid: Annotated[
-        str | None, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")
+        Name, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")
     ] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="Rows or globs of rows, with commas.", show_default="all")
-    ] = None,
+    rows: Annotated[Name, _help("Rows or globs of rows, with commas.", "all")] = None,
     scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "smoke",
     data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[ROW=]DATA", help="Images, as in train; for several rows, one ROW=DATA each."
-        ),
+        Several, _help("Images, as in train; one ROW=DATA for each row.", metavar="[ROW=]DATA")
     ] = None,
     weights: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[ROW=]FILE", help="Float weights that fine-tuning starts from."),
+        Several, _help("Float weights that fine-tuning starts from.", metavar="[ROW=]FILE")
     ] = None,
     teacher: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[ROW=]FILE", help="Float networks to learn from (distillation)."),
+        Several, _help("Float networks to learn from (distillation).", metavar="[ROW=]FILE")
     ] = None,
     seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="Seeds with commas, one run for each: 0,1,2.",
-            show_default="0; the paper's at its scale",
-        ),
+        Name, _help("Seeds with commas, one run for each: 0,1,2.", "0; the paper's at its scale")
     ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Columns, with commas.", show_default="all")
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="Tasks with commas: BW,BWA,BWAA.", show_default="all")
-    ] = None,
-    pipelines: Annotated[
-        str | None, typer.Option(help="Pipelines with commas: FT,E2E.", show_default="both")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model to train instead of the scale's.", show_default="by scale"),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of each run.", show_default="by scale")
-    ] = None,
+    methods: Annotated[Name, _help("Columns, with commas.", "all")] = None,
+    tasks: Annotated[Name, _help("Tasks with commas: BW,BWA,BWAA.", "all")] = None,
+    pipelines: Annotated[Name, _help("Pipelines with commas: FT,E2E.", "both")] = None,
+    model: Annotated[Name, _help("Model to train instead of the scale's.", "by scale")] = None,
+    epochs: Annotated[Count, _count("Epochs of each run.")] = None,
     float_epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Epochs of the float network, where no weights are given.",
-            show_default="by scale",
-        ),
+        Count, _count("Epochs of the float network, without --weights.")
     ] = None,
-    max_steps_per_epoch: Annotated[
-        int | None, typer.Option(min=1, help="Largest number of steps per epoch.")
-    ] = None,
-    settings: Annotated[
-        str | None,
-        typer.Option(help="default or paper strengths and scales.", show_default="by scale"),
-    ] = None,
+    max_steps_per_epoch: Annotated[Count, _count("Largest number of steps per epoch.")] = None,
+    settings: Annotated[Name, _help("default or paper strengths and scales.", "by scale")] = None,
     data_root: Annotated[str, typer.Option(help="Folder that holds CIFAR.")] = "data",
     measure: Annotated[
-        bool | None,
-        typer.Option("--measure/--no-measure", help="Pack and time each network."),
+        bool | None, typer.Option("--measure/--no-measure", help="Pack and time each network.")
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Stay on the CPU.")] = False,
-    on: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run the cells on a Ray cluster.")
-    ] = None,
+    on: Annotated[Name, _help("Run the cells on a Ray cluster.", metavar="ADDRESS")] = None,
     cpus: Annotated[float, typer.Option(help="Cores of each cell on the cluster.")] = 1.0,
     gpus: Annotated[float, typer.Option(help="GPUs of each cell, or its share of one.")] = 0.0,
     out: Annotated[str, typer.Option(help="Folder of the results.")] = "results",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,35 +15,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from proxbit.cli.errors import fail, mistakes, say
-from proxbit.cli.train_commands import INTERRUPTED, advising, stopping
+from proxbit.cli.train_commands import INTERRUPTED, advising, stopping, with_options
 from proxbit.train.config import Config, read_config
 from proxbit.util.text import visible
 
 LINE = "{:>4}  {:<14}  {:>4}  {:>6}  {:>8}  {:>8}  {}"
 
 
+# The options of ``train`` that count here too, and what is different about them.
+_OF_TRAIN: dict[str, dict[str, str]] = {
+    "model": {}, "data": {}, "weights": {}, "task": {}, "batch_size": {}, "cpu": {},
+    "epochs": {"help": "The longest that a run may be."},
+    "val_split": {"help": "Share of the training images held out to judge by.", "shown": "0.1"},
+    "seed": {"help": "Seed of the first runs."},
+}  # fmt: skip
+
+
+@partial(with_options, only=_OF_TRAIN)
 def select(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="resnet8 to resnet56, bireal_resnet8 to 56, tiny_vit, timm/NAME, or "
-            "FILE.py:FUNCTION (executed).",
-            show_default="resnet8",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="fashion (embedded), cifar10, cifar100, npz:FILE or folder:PATH.",
-            show_default="fashion",
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Float weights to start from: a file, a run, 'pretrained'.")
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="BW, BWA or BWAA, as in train.", show_default="BW")
-    ] = None,
+    given: dict[str, Any],
     minutes: Annotated[
         float | None, typer.Option(help="Time for everything.", show_default="10")
     ] = None,
@@ -59,22 +50,6 @@ def select(
             metavar="FILE.py:NAME",
             help="A Pair or Method of yours; the file is executed. May be repeated.",
         ),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="The longest that a run may be.", show_default="5")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images per step.", show_default="128")
-    ] = None,
-    val_split: Annotated[
-        float | None,
-        typer.Option(help="Share of the training images held out to judge by.", show_default="0.1"),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the first runs.", show_default="0")
-    ] = None,
-    cpu: Annotated[
-        bool | None, typer.Option("--cpu", help="Stay on the CPU where there is a GPU.")
     ] = None,
     config: Annotated[
         str | None,
@@ -99,15 +74,11 @@ def select(
 
     Exit status: 0 done, 2 a mistake in the call, 130 interrupted and saved.
     """
-    given = {
-        "model": model, "data": data, "weights": weights, "task": task, "epochs": epochs,
-        "batch_size": batch_size, "val_split": val_split, "seed": seed, "cpu": cpu,
-    }  # fmt: skip
     asked = {"minutes": minutes, "methods": methods and _names(methods), "own": own}
     with mistakes():
         if resume is not None:
             _refuse_others(given | asked | {"out": out, "config": config})
-        wanted = replace(Config() if config is None else read_config(config), **_there(given))
+        wanted = replace(Config() if config is None else read_config(config), **given)
         choice = _follow(wanted, _there(asked), resume, out or next_folder(), as_json)
     typer.echo(json.dumps(choice.to_dict())) if as_json else say(f"\n{choice}")
 

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,8 +25,14 @@ DIVERGED = 4
 _HINTS = get_type_hints(Config)
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per field of Config, in front of its own."""
+def with_options(
+    command: Callable[..., None], only: Mapping[str, Mapping[str, str]] | None = None
+) -> Callable[..., None]:
+    """Give a command one option per field of Config, beside its own.
+
+    ``only`` names the fields, if not all are wanted, each with what its help says otherwise.
+    """
+    chosen = {each.name: {} for each in fields(Config)} if only is None else only
     own = [
         p
         for p in inspect.signature(command, eval_str=True).parameters.values()
@@ -37,7 +43,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         mine = {p.name: values.pop(p.name) for p in own}
         command(given={k: v for k, v in values.items() if v is not None}, **mine)
 
-    options = [_option(each.name, each.default, each.metadata) for each in fields(Config)]
+    options = [
+        _option(each.name, each.default, {**each.metadata, **chosen[each.name]})
+        for each in fields(Config)
+        if each.name in chosen
+    ]
     run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run

@@ -66,13 +66,12 @@ def record_from(kind: type[T], values: Any, source: str) -> T:
         if name not in values:
             raise ValueError(f"{source} lacks {name}")
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    whole = {name: _built(hint, values[name], source) for name, hint in hints.items()}
     try:
-        whole = {name: _built(hint, values[name], source) for name, hint in hints.items()}
         check_types(kind, whole)
         return kind(**whole)
     except ValueError as error:
-        told = str(error).removeprefix(f"{source}: ")
-        raise ValueError(f"{source}: {told}") from None
+        raise ValueError(f"{source}: {error}") from None
 
 
 def _built(hint: Any, value: Any, source: str) -> Any:
@@ -93,7 +92,8 @@ def check_types(kind: type, values: dict[str, Any]) -> None:
 
 def _word(hint: Any) -> str:
     """What a value of this type is called."""
-    inside = [WORDS[each] for each in get_args(hint)[-1:] if each in WORDS]
+    held = [each for each in get_args(hint) if each is not ...][-1:]
+    inside = [WORDS[each] for each in held if each in WORDS]
     return WORDS[get_origin(hint) or hint] + "".join(f" of {each} each" for each in inside)
 
 
