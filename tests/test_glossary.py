@@ -19,7 +19,7 @@ GLOSSARY = dict(ROW.findall(PAGE))
 # The words that are ours: a newcomer meets them in code, options, files or messages.
 OURS = (
     "accumulator", "bits", "bounds", "cell", "counter", "cyclic function", "flips", "frozen",
-    "gap", "golden file", "grid", "hard", "interval", "knot", "label smoothing", "latent", "law",
+    "gap", "golden", "grid", "hard", "interval", "knot", "label smoothing", "latent", "law",
     "method", "overflow", "pace", "packed", "pair", "panel", "part", "phase", "pipeline",
     "quantized", "recipe", "route", "rule", "rung", "saturated", "scale", "schedule", "settings",
     "share", "sharp", "sign", "smoothing", "soft", "strength", "task", "trial", "unit", "verdict",
