@@ -37,6 +37,7 @@ from proxbit.export.graphs import Graph, announce, fold, ours, pack_constants, s
 from proxbit.export.layouts import LAST, move_channels_last
 from proxbit.export.nbits import nbits_layer
 from proxbit.export.operators import as_operators, exchanged
+from proxbit.nn.model_weights import require_binarized
 from proxbit.packfile.contents import About
 from proxbit.util.files import write_atomically
 from proxbit.util.text import few, size, unknown_name_message
@@ -276,9 +277,7 @@ def _check_target(path: str | os.PathLike[str], operators: str, opset: int) -> P
 
 
 def _check_model(model: nn.Module) -> None:
-    weights = binary_weights(model)
-    if not weights and not _is_packed(model):
-        raise ValueError("this model is not binarized: call pb.binarize(model, ...) first")
+    weights = binary_weights(model) if _is_packed(model) else require_binarized(model)
     soft = [w.name for w in weights if w.quantizer.method.binary and not w.quantizer.hard]
     if soft:
         raise ValueError(f"this model is not hard ({few(soft)}): call pb.harden(model) first")
