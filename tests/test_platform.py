@@ -8,7 +8,7 @@ import pytest
 
 # What only POSIX has: Windows lacks it.
 WITHOUT_POSIX = """
-import os, sys, torch, safetensors.torch, rich.progress
+import os, sys, safetensors.torch, torch._dynamo  # which need it themselves
 sys.modules["fcntl"] = None
 for name in ("getuid", "O_NOFOLLOW", "O_CLOEXEC"):
     delattr(os, name)
