@@ -53,7 +53,9 @@ PHASES = ("soft", "hardened")
 
 def settle(asked: Options) -> Options:
     """All options of a run that asks for some."""
-    config = Config(**({"model": MODEL, "weights": "given", "image_size": 32} | BASE | asked))
+    config = Config(
+        **({"model": MODEL, "weights": "given", "new_head": False, "image_size": 32} | BASE | asked)
+    )
     settled = asdict(resolve(config, skeleton(MODEL)))
     return {name: value for name, value in settled.items() if name not in PLACES}
 

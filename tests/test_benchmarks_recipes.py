@@ -117,3 +117,23 @@ def test_a_round_is_run_recorded_shown_and_not_run_again(tmp_path: Path) -> None
         "| bc | val_split 0.5, batch_size 8, max_steps_per_epoch 1, recalibrate 1 |"
         in (tmp_path / "page.md").read_text()
     )
+
+
+def test_the_folder_of_a_run_is_a_line_without_places(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        lines = importlib.import_module("run_lines")
+    run = tmp_path / "run"
+    run.mkdir()
+    held = {
+        "config": {"data": "folder:/home/me", "weights": "/home/me/w", "seed": 3, "lr": 0.1},
+        "result": {"seed": 3, "hard": 0.5},
+        "about": dict.fromkeys(("commit", "proxbit", "torch", "started", "threads"), "x"),
+    }
+    for name, values in held.items():
+        (run / f"{name}.json").write_text(json.dumps(values))
+    (line,) = lines.new_lines("a", [run, run], "")
+    assert "/home" not in line and lines.new_lines("a", [run], line) == []
+    found = json.loads(line)
+    assert (found["rounds"], found["seed"], found["options"]) == (["a"], 3, {"lr": 0.1})
+    assert found["result"]["hard"] == 0.5

@@ -172,7 +172,7 @@ def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
 def _follow(trainer: Any, display: Any, events: Any) -> None:
     """Train under the eyes of a person."""
     with advising(), display:
-        trainer.watch = display.watch
+        trainer.watch, trainer.tell = display.watch, display.tell
         display.head()
         for record in trainer:
             display.line(record, trainer.config.epochs)

@@ -44,7 +44,7 @@ class Loaded:
         return "; ".join(parts)
 
 
-def load_weights(model: nn.Module, path: str | Path, *, new_head: bool = False) -> Loaded:
+def load_weights(model: nn.Module, path: str | Path, *, new_head: bool | None = False) -> Loaded:
     """Load the weights of a file into the model, and say what was done.
 
     The file is safetensors, a folder that holds ``model.safetensors``, or a torch file of tensors
@@ -53,7 +53,8 @@ def load_weights(model: nn.Module, path: str | Path, *, new_head: bool = False) 
     Args:
         model: The model; timm's transformers may have another image or patch size than the file.
         path: The file or folder.
-        new_head: Keep the classifier of the model, and load the rest.
+        new_head: Keep the classifier of the model, and load the rest; None does so where nothing
+            but the number of classes differs.
     """
     state = {n: tensor for n, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     names = {plain(name): name for name in state}
@@ -65,6 +66,8 @@ def load_weights(model: nn.Module, path: str | Path, *, new_head: bool = False) 
         fitted = resampled(model, own, given)
     fresh = head if new_head else ()
     problem = misfit(_without(own, fresh), _without(fitted, fresh))
+    if problem and new_head is None and _is_of_other_classes(problem, head):
+        fresh, problem = head, misfit(_without(own, head), _without(fitted, head))
     if problem:
         raise ValueError(_sentence(path, problem, head))
     _put(model, names, own, _without(fitted, fresh), path)
@@ -82,10 +85,17 @@ def _sentence(path: str | Path, problem: Misfit, head: tuple[str, ...]) -> str:
     cure = "pass new_head=True (--new-head) to keep the model's own classifier and load the rest"
     if not all(name in head for name in wrong):
         return f"the weights in '{path}' do not fit the model: {problem}"
-    if problem.missing or not all(_other_classes(*shapes) for _, *shapes in problem.shapes):
+    if not _is_of_other_classes(problem, head):
         return f"the weights in '{path}' do not fit the model's classifier, {problem}: {cure}"
     _, given, own = problem.shapes[0]
     return f"the weights in '{path}' have {given[0]} classes, the model {own[0]}: {cure}"
+
+
+def _is_of_other_classes(problem: Misfit, head: tuple[str, ...]) -> bool:
+    """Whether nothing but the number of the classifier's outputs differs."""
+    classifier = all(name in head for name in (*problem.extra, *(n for n, _, _ in problem.shapes)))
+    same = all(_other_classes(*shapes) for _, *shapes in problem.shapes)
+    return classifier and bool(problem.shapes) and not problem.missing and same
 
 
 def _other_classes(given: tuple[int, ...], own: tuple[int, ...]) -> bool:

@@ -65,8 +65,11 @@ class Config:
         "Float weights to start from: a .safetensors file, a run of ours, or 'pretrained'.",
         group=_MODEL,
     )
-    new_head: bool = option(
-        False, "Leave the classifier fresh where its classes differ.", group=_MODEL
+    new_head: bool | None = option(
+        None,
+        "A new classifier in the place of that of the weights.",
+        group=_MODEL,
+        shown="where the classes differ",
     )
     image_size: int | None = option(
         None, "Side of the images that the model gets.", group=_MODEL, shown="that of the data"
@@ -82,7 +85,7 @@ class Config:
         "none, crop (crop and flip) or timm (RandAugment, mixup, cutmix, erasing).",
         group=_DATA,
         known=("none", "crop", "timm"),
-        shown="by model",
+        shown="by model and length",
     )
     normalize: str = option(
         "data",
@@ -205,6 +208,16 @@ class Config:
     per_sample: bool = option(
         False, "Norms of the distillation per sample, not per batch.", group=_PROTOCOLS
     )
+    float_epochs: int | None = option(
+        None,
+        "Epochs of float fine-tuning before the network becomes binary; 0 for weights that need "
+        "none.",
+        group=_PROTOCOLS,
+        shown="by data where the classifier is new, else 0",
+    )
+    float_lr: float | None = option(
+        None, "Its highest learning rate.", group=_PROTOCOLS, shown="by optimizer"
+    )
     attention_norm: bool | None = option(
         None,
         "One more LayerNorm on each attention branch.",
@@ -257,7 +270,7 @@ def read_config(path: str | Path) -> Config:
 
 _POSITIVE = (
     "epochs", "batch_size", "grad_accum_steps", "max_steps_per_epoch", "image_size", "patch_size",
-    "lr", "clip_norm", "bits",
+    "lr", "float_lr", "clip_norm", "bits",
 )  # fmt: skip
 _SHARES = ("sharp", "val_split", "warmup", "frozen", "ema", "label_smoothing", "drop_path")
 _SEEDS = 2**63
@@ -269,6 +282,7 @@ _NOT_NEGATIVE = (
     "latent_decay",
     "penalty",
     "pretrain",
+    "float_epochs",
 )
 
 

@@ -54,14 +54,18 @@ class Display:
         """The names of the columns."""
         self.console.print(HEAD, style="bold")
 
-    def line(self, record: Record, epochs: int) -> None:
+    def tell(self, stage: Trainer, record: Record) -> None:
+        """One epoch of a stage before the run."""
+        self.line(record, stage.config.epochs, f"  {stage.stage}")
+
+    def line(self, record: Record, epochs: int, remark: str = "") -> None:
         """One epoch."""
         flips = "-" if record.flips is None else percent(record.flips)
         strength = "-" if record.strength is None else f"{record.strength:.3g}"
         text = (
             f"{record.epoch:>4}/{epochs:<4}  {record.phase:<6}  {record.loss:>7.4f}  "
             f"{100 * record.soft:>6.2f}%  {100 * record.hard:>6.2f}%  {flips:>7}  {strength:>8}  "
-            f"{record.seconds:.0f} s{'  best' if record.best else ''}"
+            f"{record.seconds:.0f} s{remark or ('  best' if record.best else '')}"
         )
         self.console.print(text)
 

@@ -11,8 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from proxbit.binarization.conversion import binary_weights
-from proxbit.core.methods import Method
-from proxbit.core.schedules import Schedule
 from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
 from proxbit.train.config import Config
@@ -21,6 +19,7 @@ from proxbit.train.records import Record, Result, keep_records, read_records
 from proxbit.train.replica import count_right, restore_quantizers
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import PreparedRun, prepare
+from proxbit.train.stages import FLOAT, FOLDERS, float_stage_done, read_float_network, stage_configs
 from proxbit.train.trainer import Trainer
 from proxbit.util.schema import read_json, record_from
 
@@ -72,9 +71,11 @@ def _join(config: Config) -> Distributed:
     return dist
 
 
-def _prepare_together(config: Config, dist: Distributed) -> PreparedRun:
+def _prepare_together(
+    config: Config, dist: Distributed, found: dict[str, Tensor] | None = None
+) -> PreparedRun:
     """What :func:`prepare` gives, if these processes can train it together."""
-    prepared = prepare(config)
+    prepared = prepare(config, found)
     outputs = prepared.terms.logits or prepared.terms.labels  # gradients are gathered from them on
     if dist.world > 1 and prepared.teacher is not None and not outputs:
         raise ValueError(
@@ -85,16 +86,15 @@ def _prepare_together(config: Config, dist: Distributed) -> PreparedRun:
 
 
 def _create(trainer: Trainer, command: list[str]) -> None:
-    """Make the folder of a run, and then that of the stage before it."""
-    before, folder = trainer.before, trainer.folder
-    assert folder is not None
-    for each in (trainer, before):
-        if each is not None and each.folder is not None:
+    """Make the folder of a run, and then those of the stages before it."""
+    assert trainer.folder is not None
+    for each in (trainer, *trainer.stages):
+        if each.folder is not None:
             best = _network_bytes(each)
             each.folder.require_space(2 * _last_bytes(each, best) + best)  # an old one and a new
             each.folder.create(each.config, command)
-    if before is not None:  # from now on a missing stage is one that was lost
-        save_checkpoint(folder.last, {}, nothing_yet(trainer.config, staged=True))
+    if trainer.stages:  # from now on a missing stage is one that was lost
+        save_checkpoint(trainer.folder.last, {}, nothing_yet(trainer.config, staged=True))
 
 
 def _network_bytes(trainer: Trainer) -> int:
@@ -110,15 +110,27 @@ def _last_bytes(trainer: Trainer, network: int) -> int:
 
 
 def _built(prepared: PreparedRun, dist: Distributed, folder: RunFolder | None) -> Trainer:
-    """A trainer, and the one of binary pre-training: a run of its own, in a folder inside."""
+    """A trainer, and those of the stages before it that have not ended: runs in folders inside."""
     trainer = Trainer(prepared, dist, folder)
-    if prepared.config.pretrain:
-        inner = None if folder is None else RunFolder(folder.path / "pretrain")
-        trainer.before = Trainer(
-            prepare(_stage_config(prepared.config, prepared.method)), dist, inner
-        )
-        trainer.before.stage = "pre-training"
+    found = _float_network(folder, prepared.config)
+    for name, config in stage_configs(prepared.config, prepared.method).items():
+        if name == FLOAT and found is not None:
+            continue
+        inner = None if folder is None else RunFolder(folder.path / FOLDERS[name])
+        stage = Trainer(prepare(config, found if config.float_epochs else None), dist, inner)
+        stage.stage, stage.keeps_last = name, name == FLOAT
+        trainer.stages.append(stage)
     return trainer
+
+
+def _float_network(
+    folder: RunFolder | None, config: Config, needed: bool = False, cure: str = ""
+) -> dict[str, Tensor] | None:
+    """What the float stage of a run has ended with; None if it has not, or if there is none."""
+    if folder is None or not config.float_epochs:
+        return None
+    done = needed or float_stage_done(folder, config)
+    return read_float_network(folder, cure) if done else None
 
 
 def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
@@ -140,7 +152,9 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
         # Before anything is built: what config.json names may be a file that is executed.
         kept = saved[1].get("config")
         told = [] if accept_changes else require_same(config, kept, folder.path, _CURE)
-        prepared = _prepare_together(config, dist)
+        cure = "" if accept_changes else _CURE
+        found = _float_network(folder, config, begun(saved[1]), cure)
+        prepared = _prepare_together(config, dist, found)
         prepared = replace(
             prepared, notes=(*(f"config.json now has {words}" for words in told), *prepared.notes)
         )
@@ -160,14 +174,16 @@ def _closing_if_refused(folder: RunFolder) -> Iterator[None]:
 
 
 def _take_up(trainer: Trainer, folder: RunFolder, saved: Saved, accept: bool) -> None:
-    """Go to the last checkpoint of a run; without one, to that of the stage before it."""
-    before, (tensors, state) = trainer.before, saved
+    """Go to the last checkpoint of a run; without one, to those of the stages before it."""
+    tensors, state = saved
     if begun(state):
         with _fitting(folder.last):
             trainer.begin(tensors, state)
         trainer.dist.on_main(lambda: _require_room(trainer, folder))
-    elif before is not None and before.folder is not None:
-        _take_up_stage(before, before.folder, bool(state.get("staged")), accept)
+    else:
+        for stage in trainer.stages:
+            if stage.folder is not None:
+                _take_up_stage(stage, stage.folder, bool(state.get("staged")), accept)
     trainer.dist.on_main(lambda: _resume_records(trainer, folder, accept))
     if accept:
         _rebind(trainer, folder)
@@ -195,7 +211,7 @@ def _resume_records(trainer: Trainer, folder: RunFolder, accept: bool) -> None:
 def _rebind(trainer: Trainer, folder: RunFolder) -> None:
     """Let the checkpoints belong to the configuration that was accepted."""
     if not trainer.begun:
-        state = nothing_yet(trainer.config, staged=trainer.before is not None)
+        state = nothing_yet(trainer.config, staged=bool(trainer.stages))
         trainer.dist.on_main(lambda: save_checkpoint(folder.last, {}, state))
         return
     trainer.save()
@@ -225,30 +241,13 @@ def _fitting(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} does not fit the config.json beside it: {error}") from error
 
 
-def _stage_config(config: Config, method: Method) -> Config:
-    """The same network held at its first strength, on other data if given, else more gently."""
-    other, lr = config.pretrain_data is not None, config.lr or 0.0
-    return replace(
-        config, epochs=config.pretrain or 1, pretrain=0, frozen=0.0, sharp=0.0, pretrain_data=None,
-        data=config.pretrain_data or config.data, lr=lr if other else lr / 10,
-        new_head=config.new_head or other, distill=config.distill and not other,
-        strength=_first(config.strength, method.schedule),
-        input_strength=_first(config.input_strength, method.input_schedule),
-    )  # fmt: skip
-
-
-def _first(strength: str | None, schedule: Schedule | None) -> str | None:
-    """The strength that a run begins with."""
-    if strength is not None:
-        return strength.split(":")[0]
-    return None if schedule is None else f"{schedule(0.0):g}"
-
-
 def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:
     """Load the best hard network of a run, in eval mode, and the run in which it was trained."""
     folder = RunFolder(out)
     config = folder.options()
-    bare = replace(config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0)
+    bare = replace(
+        config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0, float_epochs=0
+    )
     tensors, state = load_checkpoint(folder.model)
     if "config" in state:
         require_same(config, state["config"], folder.path)

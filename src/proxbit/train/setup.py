@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from proxbit.binarization.conversion import binarize
 from proxbit.binarization.conversion_report import Report
@@ -21,9 +21,12 @@ from proxbit.data import RECIPES, ImageSet, Loader, open_data
 from proxbit.data.image_folder import MEAN, STD
 from proxbit.engine.planning import planned_bytes
 from proxbit.models import build, is_transformer, keeps_classes, load_weights
+from proxbit.models.structure import stated_classifiers
 from proxbit.nn.attention_norm import add_attention_norms, attentions
+from proxbit.train.checkpoint import require_like
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
+from proxbit.train.lengths import augmentation_for, float_epochs_for
 from proxbit.train.norm_calibration import calibrate_norms
 from proxbit.train.settings import parse_strength, resolve_method
 from proxbit.util.notices import SettingsWarning
@@ -51,6 +54,7 @@ class PreparedRun:
         start: The float network as it was loaded; None from random weights.
         notes: Sentences about the weights that were loaded and the layers that became binary.
         sizes: Bytes of the float network and of the packed one.
+        fresh: Names of the tensors of a new classifier, if it has one.
     """
 
     config: Config
@@ -62,6 +66,7 @@ class PreparedRun:
     start: nn.Module | None
     notes: tuple[str, ...]
     sizes: tuple[int, int]
+    fresh: tuple[str, ...] = ()
 
     def loader(self, part: str, augment: bool, device: torch.device, rank: int = 0,
                world: int = 1) -> Loader:  # fmt: skip
@@ -80,10 +85,14 @@ class PreparedRun:
         return "validation" if self.config.val_split else "test"
 
 
-def prepare(config: Config) -> PreparedRun:
+def prepare(config: Config, float_network: dict[str, Tensor] | None = None) -> PreparedRun:
     """Open the data, build the network, load its weights and make it binary.
 
     Every random choice follows from the seed; torch's own generator is left as it was.
+
+    Args:
+        config: The run.
+        float_network: Tensors in the place of those of the weights: what a float stage ended with.
     """
     method = methods.method(config.method, config.settings)
     data = open_data(config.data, root=config.data_root, download=config.download)
@@ -101,15 +110,21 @@ def prepare(config: Config) -> PreparedRun:
     config = replace(config, image_size=config.image_size or data.image_size or 224)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model, note = _network(config, data, config.weights)
-        config = resolve(config, model, method)
+        model, note, fresh = _network(config, data, config.weights)
+        if config.new_head is None:
+            config = replace(config, new_head=bool(fresh))
+        config = resolve(config, model, method, data.count("train"))
+        if float_network is not None:
+            require_like(float_network, model.state_dict(), "the network of the float stage")
+            model.load_state_dict(float_network)
         terms = _terms(config, model)  # a wrong word is a mistake even without a teacher
         teacher = _teacher(config, data, model) if method.binary else None
         start = None if config.weights is None else copy.deepcopy(model)
         notes = (note,) if note else ()
-        prepared = PreparedRun(config, method, data, model, teacher, terms, start, notes, (0, 0))
+        prepared = PreparedRun(
+            config, method, data, model, teacher, terms, start, notes, (0, 0), fresh
+        )
         if not method.binary:
-            model.to(memory_format=_layout(model))  # type: ignore[call-overload]
             size_float = sum(t.nbytes for t in model.state_dict().values())
             return replace(prepared, sizes=(size_float, size_float))
         prepared = _binary(prepared)
@@ -127,8 +142,10 @@ def _expected(normalize: str, channels: int) -> tuple[tuple[float, ...], tuple[f
     return MEAN, STD
 
 
-def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module, str]:
-    """A float network for the data, with its weights and a sentence about them."""
+def _network(
+    config: Config, data: Any, weights: str | None
+) -> tuple[nn.Module, str, tuple[str, ...]]:
+    """A float network with its weights, a sentence about them, and what its new classifier has."""
     drop_path = {"drop_path": config.drop_path} if config.drop_path else {}
     pretrained = weights == "pretrained"
     model = build(
@@ -136,13 +153,23 @@ def _network(config: Config, data: Any, weights: str | None) -> tuple[nn.Module,
         image_size=config.image_size, patch_size=config.patch_size, pretrained=pretrained,
         **drop_path,
     )  # fmt: skip
-    if weights is None or pretrained:
-        return model, ""
-    return model, str(load_weights(model, weights, new_head=config.new_head))
+    model.to(memory_format=_layout(model))  # type: ignore[call-overload]
+    if weights is None:
+        return model, "", ()
+    if pretrained:
+        fresh = () if keeps_classes(model) else stated_classifiers(model)
+        return model, "", tuple(f"{name}.weight" for name in fresh)
+    loaded = load_weights(model, weights, new_head=config.new_head)
+    return model, str(loaded), loaded.fresh
 
 
-def resolve(config: Config, model: nn.Module, method: Method | None = None) -> Config:
-    """Fill in what was left open, from the model and the method, looked up if not given."""
+def resolve(
+    config: Config, model: nn.Module, method: Method | None = None, images: int | None = None
+) -> Config:
+    """Fill in what was left open, from the model and the method, looked up if not given.
+
+    What depends on the number of training images stays open where it is not known.
+    """
     method = method or methods.method(config.method, config.settings)
     if config.pipeline == "fine-tune" and config.weights is None:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
@@ -158,9 +185,15 @@ def resolve(config: Config, model: nn.Module, method: Method | None = None) -> C
     binary, alike = method.binary, config.settings == "paper"
     tuned, attends = config.weights is not None, is_transformer(model)
     optimizer = config.optimizer or ("adamw" if attends else "adam")
+    stage = binary and not alike and _has_new_classes(config, model)
+    if config.float_epochs is None and (images is not None or not stage):
+        config = replace(config, float_epochs=float_epochs_for(images or 0) if stage else 0)
+    if config.float_epochs and not (tuned and binary):
+        need = "weights to start from: give --weights" if binary else "a method that is not float"
+        raise ValueError(f"a float stage before the run needs {need}, or --float-epochs 0")
     values: dict[str, Any] = {
         "pipeline": "fine-tune" if tuned else "end-to-end",
-        "augment": "timm" if attends else "crop",
+        "augment": _augmentation(config, attends),
         "optimizer": optimizer,
         "lr": (INPUT_LRS if binary and config.task != "BW" and not alike else LRS)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
@@ -173,11 +206,24 @@ def resolve(config: Config, model: nn.Module, method: Method | None = None) -> C
     return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
 
 
-def _teaches(config: Config, model: nn.Module) -> bool:
-    """Whether the weights that a run starts from know its classes."""
+def _augmentation(config: Config, attends: bool) -> str:
+    """What the rule says; in the paper's settings DeiT's recipe for transformers of any length."""
+    if config.settings == "paper" or not attends:
+        return "timm" if attends else "crop"
+    return augmentation_for(config.epochs)
+
+
+def _has_new_classes(config: Config, model: nn.Module) -> bool:
+    """Whether a run starts from weights that do not know its classes."""
     if config.weights == "pretrained":
-        return keeps_classes(model)
-    return config.weights is not None and not config.new_head
+        return not keeps_classes(model)
+    return config.weights is not None and bool(config.new_head)
+
+
+def _teaches(config: Config, model: nn.Module) -> bool:
+    """Whether the float network that becomes binary knows the classes."""
+    known = config.weights is not None and not _has_new_classes(config, model)
+    return known or bool(config.float_epochs)
 
 
 def _teacher(config: Config, data: Any, model: nn.Module) -> nn.Module | None:

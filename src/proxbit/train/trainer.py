@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxbit.binarization.attachment import attach
 from proxbit.binarization.conversion import binary_weights
@@ -27,6 +27,7 @@ from proxbit.train.checkpoint import (
 from proxbit.train.distributed import Distributed
 from proxbit.train.divergence import Interrupted, refuse_broken, refuse_divergence
 from proxbit.train.evaluation import Evaluator
+from proxbit.train.head_fitting import fit_head
 from proxbit.train.loss import Loss
 from proxbit.train.lr_schedules import lr_at, make_optimizer, set_lr
 from proxbit.train.progress import Progress, read_progress
@@ -40,7 +41,7 @@ from proxbit.train.replica import (
     restore_quantizers,
 )
 from proxbit.train.run_folder import RunFolder
-from proxbit.train.setup import PreparedRun
+from proxbit.train.setup import PreparedRun, prepare
 from proxbit.util.jsonl import append_line
 
 SAVE_SECONDS = 300.0
@@ -50,9 +51,11 @@ class Trainer:
     """A run, ready to go; iterate over it for one record per epoch.
 
     Attributes:
-        stage: The word for its epochs: "epoch", or "pre-training".
-        before: A run of binary pre-training whose weights this one starts from.
+        stage: The word for its epochs: "epoch", or that of a stage before a run.
+        stages: The runs before this one: the float network that it starts from, latent weights.
+        keeps_last: Whether the network that is kept is that of the last epoch, not the best one.
         watch: Called after every step with the trainer.
+        tell: Called after every epoch of a stage with its trainer and the record.
         stop: Asked now and then; when it says yes, the run is saved and ends.
     """
 
@@ -60,7 +63,18 @@ class Trainer:
         self, prepared: PreparedRun, dist: Distributed, folder: RunFolder | None = None
     ) -> None:
         """Put every part on its device; :meth:`begin` must follow."""
-        self.prepared, self.config, self.dist, self.folder = prepared, prepared.config, dist, folder
+        self.dist, self.folder = dist, folder
+        self._place(prepared)
+        self.watch: Callable[[Trainer], None] = lambda _: None
+        self.tell: Callable[[Trainer, Record], None] = lambda *_: None
+        self.stop: Callable[[], bool] = lambda: False
+        self.stages: list[Trainer] = []
+        self.stage, self.keeps_last = "epoch", False
+        self.begun = False
+
+    def _place(self, prepared: PreparedRun) -> None:
+        dist = self.dist
+        self.prepared, self.config = prepared, prepared.config
         self.core = prepared.model.to(dist.device)
         self.binary = any(w.quantizer.method.binary for w in binary_weights(self.core))
         self.evaluator, self.progress = Evaluator(prepared, dist, self.core), Progress()
@@ -72,20 +86,13 @@ class Trainer:
         frozen = math.ceil((self.config.frozen or 0) * self.steps) if self.binary else 0
         self.soft_steps = self.steps - frozen
         self.last_loss, self.saved_at = math.nan, time.monotonic()
-        self.watch: Callable[[Trainer], None] = lambda _: None
-        self.stop: Callable[[], bool] = lambda: False
-        self.before: Trainer | None = None
-        self.stage = "epoch"
-        self.begun = False
 
     def begin(self, tensors: dict[str, Tensor] | None = None, state: Any = None) -> None:
         """Make the optimizer and its hooks; with a checkpoint, take up where it was written."""
         if tensors is not None:
             self._take_network(under("model", tensors), state)
         elif self.prepared.start is not None:
-            self.progress.start = self.evaluator.accuracy(
-                self.prepared.start.to(self.dist.device).eval()
-            )
+            self._measure_start(self.prepared.start.to(self.dist.device).eval())
         freeze_hard_shifts(self.core)
         self.model = self.dist.wrap(self.core)
         self.optimizer = make_optimizer(self.core, self.config)
@@ -98,6 +105,15 @@ class Trainer:
             self._continue(tensors, state)
         self.loss = Loss(self.prepared, self.core, self.dist.device)
         self.begun = True
+
+    def _measure_start(self, start: nn.Module) -> None:
+        """The accuracy of the float network, after its classifier was fitted if it is new."""
+        if self.prepared.fresh and not self.binary:
+            # Without a rank: all processes see the same images, and fit the same.
+            images = self.prepared.loader("train", False, self.dist.device)
+            fit_head(self.core, self.prepared.fresh, images.epoch(0))
+            start.load_state_dict(self.core.state_dict())
+        self.progress.start = self.evaluator.accuracy(start)
 
     def _take_network(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Weights, strengths and progress out of a checkpoint that was checked to be ours."""
@@ -143,7 +159,7 @@ class Trainer:
         """Train; one record per epoch, each after it was saved."""
         try:
             if not self.begun:
-                self._pretrain()
+                self._run_stages()
                 self.begin()
                 self.save()  # a disk that takes nothing is found now, not after an epoch
             while self.progress.step < self.steps:
@@ -157,18 +173,34 @@ class Trainer:
             self.close()
 
     def close(self) -> None:
-        """Let other processes into the folder."""
-        if self.folder is not None:
-            self.folder.close()
+        """Let other processes into the folder, and into those of the stages."""
+        for each in (self, *self.stages):
+            if each.folder is not None:
+                each.folder.close()
 
-    def _pretrain(self) -> None:
-        """Run the stage before, and start from its latent weights as far as they fit."""
-        if self.before is None:
-            return
-        self.before.watch, self.before.stop = self.watch, self.stop
-        for _ in self.before:
-            pass
-        mine, found = self.core.state_dict(), full_state(self.before.core)
+    def _run_stages(self) -> None:
+        """Run what comes before; each stage hands its weights to those after it."""
+        left = [*self.stages, self]
+        for stage in self.stages:
+            stage.watch, stage.stop = self.watch, self.stop
+            for record in stage:
+                self.tell(stage, record)
+            left.remove(stage)
+            found = full_state(stage.core)
+            if stage.binary:
+                self._take_latents(found)
+            else:
+                for each in left:
+                    each.start_from(found)
+
+    def start_from(self, float_network: dict[str, Tensor]) -> None:
+        """Be built anew from the network of a float stage, if this run is to start from one."""
+        if self.config.float_epochs:
+            self._place(prepare(self.config, float_network))
+
+    def _take_latents(self, found: dict[str, Tensor]) -> None:
+        """Start from latent weights as far as they fit."""
+        mine = self.core.state_dict()
         fitting = {n: t for n, t in found.items() if n in mine and t.shape == mine[n].shape}
         self.core.load_state_dict(mine | fitting)
 
@@ -249,9 +281,9 @@ class Trainer:
         if self.phase in ("soft", "sharp"):
             hard = self.evaluator.measure_hard()
             self.progress.soft, self.progress.hardened = soft, hard
-        best = hard > self.progress.best
+        best = self.keeps_last or hard > self.progress.best
         record = self._record(soft, hard, best, time.monotonic() - began)
-        self.progress.best = max(hard, self.progress.best)
+        self.progress.best = hard if best else self.progress.best
         self.progress.spent += record.seconds
         self.progress.loss = self.progress.seconds = 0.0
         if best:

@@ -217,7 +217,7 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
-              "distill", "attention_norm", "pretrain")  # fmt: skip
+              "distill", "attention_norm", "pretrain", "new_head", "float_epochs")  # fmt: skip
 _PLACES = ("data", "pretrain_data", "weights", "teacher")  # not the model: it may be executed
 _ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")
 

@@ -1,0 +1,40 @@
+"""What suits a run of some length on some number of images, by measurement (docs/recipes.md)."""
+
+from __future__ import annotations
+
+import math
+
+STRENGTHS = ("none", "crop", "timm")  # the weakest first
+LONG = 50  # epochs from which on the whole recipe of DeiT pays
+FLOAT_VIEWS = 4_000  # images that a float stage sees at least, a few epochs at most
+
+
+def augmentation_for(epochs: int) -> str:
+    """The augmentation of a transformer: what a short run cannot learn from costs it points.
+
+    In a single epoch every image is new as it is.
+
+    >>> [augmentation_for(epochs) for epochs in (1, 4, 100)]
+    ['none', 'crop', 'timm']
+    """
+    if epochs == 1:
+        return "none"
+    return "timm" if epochs >= LONG else "crop"
+
+
+def weaker(given: str | None, other: str) -> str:
+    """The weaker of two augmentations.
+
+    >>> weaker("none", "crop"), weaker("timm", "crop"), weaker(None, "crop")
+    ('none', 'crop', 'crop')
+    """
+    return min(given or other, other, key=STRENGTHS.index)
+
+
+def float_epochs_for(images: int) -> int:
+    """Epochs of the float stage after its classifier was fitted: fewer, the more images there are.
+
+    >>> float_epochs_for(2_000), float_epochs_for(50_000), float_epochs_for(100)
+    (2, 1, 3)
+    """
+    return min(max(math.ceil(FLOAT_VIEWS / max(images, 1)), 1), 3)
