@@ -22,7 +22,8 @@ OURS = (
     "gap", "golden", "grid", "hard", "interval", "knot", "label smoothing", "latent", "law",
     "method", "overflow", "pace", "packed", "pair", "panel", "part", "phase", "pipeline",
     "quantized", "recipe", "route", "rule", "rung", "saturated", "scale", "schedule", "settings",
-    "share", "sharp", "sign", "smoothing", "soft", "stage", "strength", "task", "trial", "unit", "verdict",
+    "share", "sharp", "sign", "smoothing", "soft", "stage", "strength", "task", "trial", "unit",
+    "verdict",
 )  # fmt: skip
 
 # Names that were given up, and what to write instead.
