@@ -225,3 +225,33 @@ def test_a_graph_with_constants_is_no_plan() -> None:
     pb.binarize(model, "bnn", "BWA")
     net = pb.pack(pb.harden(model).eval())
     assert torch.equal(net(x), own(net, x)) and torch.equal(net(x), own(net, x))
+
+
+class Switched(nn.Module):
+    """A forward that looks at a switch and at a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.negative, self.shift = Block(32, 32), False, nn.Parameter(torch.zeros(1))
+        self.stem = nn.Conv2d(3, 32, 3)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(self.block(self.stem(x)).mean((2, 3))) + self.shift
+        return -y if self.negative else y
+
+
+def test_a_plan_ends_with_the_settings_and_tensors_that_it_was_made_for():
+    torch.manual_seed(0)
+    model, x = Switched(), torch.randn(2, 3, 9, 9)
+    pb.binarize(model, "bnn", "BWA")
+    net = pb.pack(pb.harden(model).eval())
+    with torch.no_grad():
+        before = net(x)
+        assert list(steps_of(net)) and torch.equal(net(x), before)
+        net.negative = True
+        assert torch.equal(net(x), -before) and torch.equal(net(x), -before)
+        net.negative = False
+        net.shift = nn.Parameter(torch.ones(1))
+        assert torch.equal(net(x), before + 1) and torch.equal(net(x), before + 1)
+        assert list(steps_of(net))

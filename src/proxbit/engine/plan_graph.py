@@ -1,0 +1,183 @@
+"""The graph of a packed network, with layers and their surroundings joined into single steps."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from proxbit.engine.fusing import PASSING, activation_code
+from proxbit.engine.packed import PackedLayer
+from proxbit.engine.packed_attention import PackedMultiheadAttention
+from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
+from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
+from proxbit.util.tracing import trace
+
+_SUMS = (operator.add, operator.iadd, torch.add)
+
+
+def make_plan(net: nn.Module, seen: dict[PackedLayer, Tensor]) -> fx.GraphModule | None:
+    """The network as steps; None where its graph cannot be had or brings nothing."""
+    graph = trace(net, (PackedLayer, PackedMultiheadAttention))
+    if graph is None or not _takes_one(graph):
+        return None
+    found = _Steps(net, graph, seen)
+    found.place()
+    if not found.steps:
+        return None
+    try:
+        with torch.no_grad():
+            return fx.GraphModule(found.held(), graph).eval()
+    except AttributeError:  # a constant that tracing made, which only its copy of the network has
+        return None
+
+
+def _takes_one(graph: fx.Graph) -> bool:
+    """Whether one input is enough, because all others have defaults."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    return bool(given) and not given[0].args and all(node.args for node in given[1:])
+
+
+class _Steps:
+    """Finds steps in a graph and puts them there."""
+
+    def __init__(self, net: nn.Module, graph: fx.Graph, seen: dict[PackedLayer, Tensor]) -> None:
+        self.net, self.graph, self.seen = net, graph, seen
+        self.modules = dict(net.named_modules(remove_duplicate=False))
+        self.steps: dict[str, nn.Module] = {}
+
+    def held(self) -> dict[str, Any]:
+        """All that the graph names."""
+        named: dict[str, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "call_module":
+                name = str(node.target)
+                named[name] = self.steps[name] if name in self.steps else self.modules[name]
+            elif node.op == "get_attr":
+                named[str(node.target)] = _attribute(self.net, str(node.target))
+        return named
+
+    def place(self) -> None:
+        for node in list(self.graph.nodes):
+            module = self._module(node)
+            if isinstance(module, PackedConv2d) and self._fits(module, node):
+                self._place_conv(node, module)
+            elif isinstance(module, PackedLinear) and module.route == "bits":
+                self._place_linear(node, module)
+        for node in list(self.graph.nodes):
+            module = self._module(node)
+            if type(module) is nn.MaxPool2d and not module.return_indices and self._inside(node):
+                self._replace([node], PoolStep(module), node.args)
+        for node in list(self.graph.nodes):
+            step = self._module(node)
+            if isinstance(step, ConvStep):
+                step.inside = self._inside(node)
+        for node in list(self.graph.nodes):
+            step = self._module(node)
+            if isinstance(step, ConvStep):
+                self._hand_on_signs(node, step)
+        self.graph.lint()
+
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        if node.op != "call_module":
+            return None
+        name = str(node.target)
+        return self.steps.get(name) or self.modules.get(name)
+
+    def _fits(self, layer: PackedConv2d, node: fx.Node) -> bool:
+        """Whether the kernel had this layer's input, as one image with two dimensions."""
+        x = self.seen.get(layer)
+        plain = len(node.args) == 1 and not node.kwargs and layer.mode == "zeros"
+        served = x is not None and x.dim() == 4 and layer.route == "bits"
+        torch_computes = layer.form.binary and layer.after and not layer.target
+        if torch_computes and not layer.has_line():
+            return False
+        return plain and served and layer._kernel is not None
+
+    def _place_conv(self, node: fx.Node, layer: PackedConv2d) -> None:
+        x = self.seen[layer]
+        last = x.dtype == torch.int8 or (x.stride(1) == 1 and not x.is_contiguous())
+        step = ConvStep(layer, last)
+        chain, others = self._sum_behind(node, layer)
+        user = self._only_user(chain[-1]) if others else None
+        code = 0 if user is None else activation_code(self._module(user))
+        if user is not None and (code == 3 or (code == 1 and not layer.form.binary)):
+            step.activation = code
+            chain.append(user)
+        self._replace(chain, step, (*node.args, *others))
+
+    def _place_linear(self, node: fx.Node, layer: PackedLinear) -> None:
+        chain, others = self._sum_behind(node, layer)
+        if others and len(node.args) == 1 and not node.kwargs:
+            self._replace(chain, LinearStep(layer), (*node.args, *others))
+
+    def _sum_behind(self, node: fx.Node, layer: PackedLayer) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The way to a sum that alone takes this value, and its other summand; or nothing."""
+        chain = [node]
+        if layer.target or layer.form.activation:
+            return [node], []
+        user = self._only_user(node)
+        while user is not None and isinstance(self._module(user), PASSING):
+            chain.append(user)
+            user = self._only_user(user)
+        if user is None or user.op != "call_function" or user.target not in _SUMS:
+            return [node], []
+        if len(user.args) != 2 or user.kwargs or user.args[0] is user.args[1]:
+            return [node], []
+        other = user.args[1] if user.args[0] is chain[-1] else user.args[0]
+        changed = user.target is operator.iadd and user.args[0] is other  # in place
+        if changed or not isinstance(other, fx.Node):
+            return [node], []
+        return [*chain, user], [other]
+
+    @staticmethod
+    def _only_user(node: fx.Node) -> fx.Node | None:
+        return next(iter(node.users)) if len(node.users) == 1 else None
+
+    def _replace(self, chain: list[fx.Node], step: nn.Module, args: tuple[Any, ...]) -> None:
+        """One step instead of a chain of nodes."""
+        name = f"step_{len(self.steps)}"
+        self.steps[name] = step
+        with self.graph.inserting_before(chain[-1]):
+            new = self.graph.create_node("call_module", name, args)
+        chain[-1].replace_all_uses_with(new)
+        for node in reversed(chain):
+            self.graph.erase_node(node)
+
+    def _inside(self, node: fx.Node) -> bool:
+        """Whether only convolutions of the plan take the value."""
+        return bool(node.users) and all(self._takes_any(user, node) for user in node.users)
+
+    def _takes_any(self, user: fx.Node, node: fx.Node) -> bool:
+        return isinstance(self._module(user), ConvStep) and node in user.args
+
+    def _hand_on_signs(self, node: fx.Node, step: ConvStep) -> None:
+        takers = [user for user in node.users if self._takes_signs(user, node, step)]
+        if not takers or step.layer[0].target:
+            return
+        step.signs = True
+        with self.graph.inserting_after(node):
+            value = self.graph.call_function(operator.getitem, (node, 0))
+            signs = self.graph.call_function(operator.getitem, (node, 1))
+        for user in list(node.users):
+            if user not in (value, signs):
+                user.args = tuple(
+                    (signs if user in takers and i == 0 else value) if arg is node else arg
+                    for i, arg in enumerate(user.args)
+                )
+                user.replace_input_with(node, value)
+
+    def _takes_signs(self, user: fx.Node, node: fx.Node, step: ConvStep) -> bool:
+        taker = self._module(user)
+        if not isinstance(taker, ConvStep) or user.args[0] is not node:
+            return False
+        layer = taker.layer[0]
+        alone = layer.form.groups == 1 and layer.shift is None
+        return layer.form.binary and alone and layer.shape[1] == step.layer[0].shape[0]
+
+
+def _attribute(net: nn.Module, name: str) -> Any:
+    owner, _, key = name.rpartition(".")
+    return getattr(net.get_submodule(owner), key)
