@@ -93,7 +93,7 @@ def _wide(w: Tensor) -> Tensor:
 
 
 def _stretch(w: Tensor, s: Strength) -> Tensor:
-    """The product s w, finite also where w is not: its limits, where inf * 0 would be nan."""
+    """The product s w, finite even where w is not: its limits, where inf * 0 would be nan."""
     w = _wide(w)
     far = torch.finfo(w.dtype).max ** 0.5
     return w.clamp(-far, far) * s
@@ -110,7 +110,7 @@ def _bell(a: Tensor, p: Tensor) -> Tensor:
 
 
 def _constant(value: float, like: Tensor) -> Tensor:
-    """A 0-d tensor beside another one."""
+    """A 0-d tensor on the device and in the dtype of another one."""
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 

@@ -125,7 +125,7 @@ METHODS: dict[str, Method] = {
 
 
 def _consistent(method: Method) -> Method:
-    """PQ and rPC write the quantized weight back, so it must be measured as it is scaled.
+    """Measure as the scale does: PQ and rPC write the quantized weight back.
 
     With mean|w| measured anew each time, clipping at the mean would lower the mean, and so on to 0.
     """

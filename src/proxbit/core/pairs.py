@@ -119,13 +119,13 @@ def swish_of_prox(start: float = 0.5, end: float = 0.5) -> Pair:
 
 
 def prox_swish(start: float, end: float, w: Tensor, s: Strength) -> Tensor:
-    """T o L: see :func:`swish_of_prox`."""
+    """Compute T o L: see :func:`swish_of_prox`."""
     z, mu, top = _behind_prox(start, end, w, s)
     return torch.where(z.abs() == 1, z, maps.sign_swish(z, mu) / top)
 
 
 def prox_swish_slope(start: float, end: float, w: Tensor, s: Strength) -> Tensor:
-    """T' o L: see :func:`swish_of_prox`."""
+    """Compute T' o L: see :func:`swish_of_prox`."""
     z, mu, top = _behind_prox(start, end, w, s)
     return maps.sign_swish_slope(z, mu) / top
 

@@ -1,4 +1,4 @@
-"""Layer scales: the float that stands beside the bits, and the unit a pair measures weights in."""
+"""Layer scales: the float that goes with the bits, and the unit a pair measures weights in."""
 
 from __future__ import annotations
 

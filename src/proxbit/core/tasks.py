@@ -1,4 +1,4 @@
-"""The three tasks: what of a layer becomes binary, and the details of that."""
+"""The three tasks: which parts of a layer become binary, and how."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_task(task: Task | str) -> Task:
 
 
 def check_register(bits: int, k: float) -> None:
-    """Refuse a width that no accumulator has, and a slope that would not come back."""
+    """Refuse a width that no accumulator has, and a slope that would never come back."""
     if bits < 2 or bits > 24 or bits != int(bits):
         raise ValueError(f"an accumulator has 2 to 24 bits, not {bits}")
     if not 0 < k < math.inf:
