@@ -26,7 +26,7 @@ def wrap(z: Tensor, bits: int) -> Tensor:
 
 
 def turns(z: Tensor, bits: int) -> Tensor:
-    """How often the register wraps around on its way to z: not 0 exactly where z overflows."""
+    """How often the register wraps around on its way to z: nonzero exactly where z overflows."""
     return (z.detach() / 2**bits + 0.5).floor()
 
 

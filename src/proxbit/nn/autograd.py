@@ -1,4 +1,4 @@
-"""The one autograd function of the whole family: q on the way forward, B times g on the way back.
+"""The one autograd function of the whole family: q in the forward pass, B times g in the backward.
 
 It is exact: the value that leaves is the very q that was computed, bit for bit (a detach trick,
 ``w + (q - w).detach()``, rounds about a tenth of the entries away from +-1).
@@ -70,7 +70,7 @@ def _keep(
     ctx: Any, w: Tensor | None, strength: Strength | None, unit: Tensor | None,
     factor: Tensor | None, shift: Tensor | None, pair: Pair,
 ) -> None:  # fmt: skip
-    """Keep w, not v or B(v): the weight lives anyway, they would be copies more."""
+    """Keep w, not v or B(v): the weight is kept anyway, and they would be extra copies."""
     ctx.pair = pair
     if pair.backward is maps.one:
         w = strength = unit = None  # nothing of them is needed
@@ -102,7 +102,7 @@ def _through(
 
 
 def in_units(w: Tensor, unit: Tensor | None, shift: Tensor | None = None) -> Tensor:
-    """The weight from its shift on, in its unit: what a pair sees."""
+    """The weight minus its shift, in its unit: what a pair sees."""
     v = w if shift is None else w - shift
     return v if unit is None else v / unit
 

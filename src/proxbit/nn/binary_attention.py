@@ -1,7 +1,7 @@
 """Binary multi-head attention.
 
-PyTorch's module computes with its weights directly, so a binary projection inside it would silently
-be bypassed: ours computes for itself.
+PyTorch's module computes with its weights directly, so it would silently bypass a binary projection
+inside it: ours computes the projections itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
         self._modules.pop("binary", None)
 
     def binary_weights(self, prefix: str) -> Iterator[BinaryWeight]:
-        """The three projections, be they one Parameter or three."""
+        """The three projections, whether they are one Parameter or three."""
         for (label, parameter, rows), product in zip(self._projections(), self.binary, strict=True):
             assert isinstance(product, BinaryProduct)
             yield BinaryWeight(prefix + label, parameter, product.weight_quantizer, rows)

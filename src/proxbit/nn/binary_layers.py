@@ -43,12 +43,12 @@ class BinaryWeight:
         return self.oriented(whole(self.parameter.detach()))
 
     def oriented(self, w: Tensor) -> Tensor:
-        """What this weight takes of a tensor in the Parameter's shape, output channels first."""
+        """The part of a tensor in the Parameter's shape that is this weight's, outputs first."""
         w = w if self.rows is None else w[self.rows]
         return w if self.layout is None else self.layout.rows(w)
 
     def write(self, value: Tensor) -> None:
-        """Replace the latent weight, be the Parameter whole or sharded."""
+        """Replace the latent weight, whether the Parameter is whole or sharded."""
         parameter: Any = self.parameter.detach()
         w = whole(parameter)
         value = value if self.layout is None else self.layout.back(value)
@@ -140,7 +140,7 @@ class BinaryConv1D(BinaryLayer):
 
 
 class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
-    """Padding of a binary input: with an explicit value, because zero would be a third one."""
+    """Padding of a binary input, with an explicit value: zero would be a third one."""
 
     pad_value: float
     convolution: Callable[..., Tensor]

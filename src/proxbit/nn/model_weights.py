@@ -32,7 +32,7 @@ def require_binarized(model: nn.Module) -> list[BinaryWeight]:
 
 
 def once(weights: list[BinaryWeight]) -> list[BinaryWeight]:
-    """Tied weights once: their bits are stored once, and a prox applied twice is another prox."""
+    """List tied weights once: their bits are stored once, and a prox applied twice is another."""
     return list({(id(w.parameter), str(w.rows)): w for w in weights}.values())
 
 
@@ -47,7 +47,7 @@ def named_quantizers(model: nn.Module) -> dict[str, Quantizer]:
 
 
 def latent_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """List the Parameters behind binary weights, each once, for an optimizer group of their own."""
+    """List the Parameters behind binary weights, each once, for their own optimizer group."""
     return list({id(w.parameter): w.parameter for w in binary_weights(model)}.values())
 
 

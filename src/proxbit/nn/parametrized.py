@@ -60,7 +60,7 @@ def undo(module: nn.Module) -> None:
 
 
 def _take_a_class_of_its_own(module: nn.Module) -> None:
-    """Copies of a module share its class, and PyTorch takes a property off the class, for all."""
+    """Give a copy its own class: PyTorch removes a property from the class, for all copies."""
     kind = type(module)
     held = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
     module.__class__ = type(kind.__name__, kind.__bases__, held)
@@ -85,7 +85,7 @@ def _names(module: nn.Module) -> list[str]:
 
 
 def _hide_original(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """In the state_dict a parametrized weight has the name it had as float."""
+    """Give a parametrized weight the name in the state_dict that it has in the float model."""
     for name in _names(module):
         inner = f"{prefix}parametrizations.{name}.original"
         if inner in state:

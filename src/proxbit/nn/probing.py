@@ -22,7 +22,7 @@ from proxbit.util.text import alike, few
 
 @dataclass(frozen=True)
 class Probe:
-    """What one run of the model showed.
+    """The findings of one run of the model.
 
     Attributes:
         used: Binary weights whose product reached the output.

@@ -98,6 +98,6 @@ def scaled(sums: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _exact(x: Tensor, w: Tensor, op: Operation) -> Tensor:
-    """The product in float32 whatever the context: sums below 2^24 are then exact integers."""
+    """Compute the product in float32 in any context: sums below 2^24 are then exact integers."""
     with torch.autocast(x.device.type, enabled=False):
         return op(x.float(), w.float(), None)

@@ -36,7 +36,7 @@ class StepCounter:
         self.step, self.loaded, self.attached = step, loaded, False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, deep or pickled, counts on by itself: no optimizer leads it."""
+        """Let a copy, deep or pickled, count by itself: no optimizer drives it."""
         return StepCounter, (self.step, self.loaded)
 
 
@@ -93,7 +93,7 @@ class Quantizer(nn.Module):
         self._read = _mark(self.signs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move; ``to_empty`` would leave any value in the buffer."""
+        """Move the module; ``to_empty`` would leave an arbitrary value in ``signs``."""
         sharp = self.sharp
         moved = super()._apply(fn, recurse)
         self.sharp = sharp
@@ -280,7 +280,7 @@ class WeightQuantizer(Quantizer):
         return self.unit
 
     def _factor(self, unit: Tensor | None, scale: Tensor | None) -> Tensor | None:
-        """What B is multiplied by on the way back: nothing, or the chain rule's scale / unit."""
+        """The factor of B in the backward pass: nothing, or the chain rule's scale / unit."""
         if self.method.scale.gradient == "pass":
             return None
         if scale is None or unit is None:
@@ -344,12 +344,12 @@ class InputQuantizer(Quantizer):
 
 
 def _mark(t: Tensor) -> tuple[int, int]:
-    """What changes when somebody writes to a tensor in place, or puts another one there."""
+    """A key that changes when a tensor is written to in place or replaced by another."""
     return id(t), 0 if t.is_inference() else t._version
 
 
 def _floor_at_tiny(scale: Tensor) -> Tensor:
-    """A scale of 0 stops every gradient behind it; 1e-19 is as good as 0 and lets them through.
+    """Replace a scale of 0, which stops every gradient; 1e-19 is as good and lets them through.
 
     float16 has no such number: there a layer of zeros stays at its bias.
     """
