@@ -16,7 +16,7 @@ _ENOUGH = 100_000  # weights looked at per layer
 
 
 def warn_once(problems: list[str]) -> None:
-    """One warning for everything that ``binarize`` can see to be wrong."""
+    """Warn once about everything that ``binarize`` can see is wrong."""
     if problems:
         warnings.warn("; ".join(problems), SettingsWarning, stacklevel=3)
 

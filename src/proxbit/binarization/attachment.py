@@ -1,4 +1,4 @@
-"""Update rule, strength and the turn to signs as hooks on any ``torch.optim.Optimizer``."""
+"""Update rule, strength and the switch to signs as hooks on any ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ATTACHED: weakref.WeakKeyDictionary[Optimizer, Attachment] = weakref.WeakKeyDic
 
 
 class Attachment:
-    """What ``attach`` put on an optimizer.
+    """The hooks that ``attach`` puts on an optimizer.
 
     It keeps no time of its own: the model's quantizers share one step counter. It travels in the
     metadata of ``model.state_dict()`` and, for savers that keep only a model's tensors, in
@@ -208,7 +208,7 @@ def attach(
 
 
 def _one_counter(quantizers: list[Quantizer]) -> StepCounter:
-    """A counter of their own for quantizers that train together, where they are now."""
+    """Give quantizers that train together their own counter, at their present step."""
     known = quantizers[0].counter
     counter = StepCounter(known.step, any(q.counter.loaded for q in quantizers))
     counter.attached = True

@@ -34,7 +34,7 @@ def read_directly(model: nn.Module) -> dict[str, str]:
 
 
 def _paths(module: nn.Module) -> set[str]:
-    """What a module's forward reads of itself: {"qkv"} for ``self.qkv.weight``."""
+    """The children whose weight a module's forward reads: {"qkv"} for ``self.qkv.weight``."""
     kind = type(module)
     if kind.__module__.startswith("torch."):
         return set()
@@ -105,7 +105,7 @@ def _branches(node: ast.If | ast.IfExp, truth: bool | None) -> list[Any]:
 
 
 def _truth(test: ast.expr, module: nn.Module, function: Any) -> bool | None:
-    """What a condition on the module's own attributes comes to; None where that is open."""
+    """The value of a condition on the module's own attributes; None where it is open."""
     if isinstance(test, ast.BoolOp):
         parts = [_truth(each, module, function) for each in test.values]
         decided = isinstance(test.op, ast.Or)

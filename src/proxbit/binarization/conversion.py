@@ -145,7 +145,7 @@ def _require_float(model: nn.Module) -> None:
 
 
 def _require_some(choices: list[Choice]) -> None:
-    """At least one binary layer, and finite values; or one clear error with nothing changed."""
+    """Require a binary layer and finite values, or raise one clear error with nothing changed."""
     check_finite(choices)
     if any(choice.binary for choice in choices):
         return
@@ -155,7 +155,7 @@ def _require_some(choices: list[Choice]) -> None:
 
 
 def _make_all_binary(choices: list[Choice], form: Form) -> None:
-    """All or nothing: a layer that fails (a user's own, say) leaves the model as it was."""
+    """Convert all layers or none: one that fails (a user's own, say) leaves the model as it was."""
     for i, choice in enumerate(choices):
         try:
             _make_binary(choice, form)
@@ -194,9 +194,9 @@ def _make_float(module: Any) -> None:
 
 
 def _set(module: nn.Module, name: str, value: object) -> None:
-    """Set an attribute so that ``restore`` can set it back.
+    """Set an attribute in a way that ``restore`` can undo.
 
-    What it was is kept on the module, hidden: nothing else travels with copies and pickles of a
+    The old value is kept on the module, hidden: nothing else travels with copies and pickles of a
     model that is not ours, and ``save`` has to know which modules were replaced.
     """
     undo = module.__dict__.setdefault("_proxbit_undo", {})
@@ -207,7 +207,7 @@ def _set(module: nn.Module, name: str, value: object) -> None:
 def _constant_signs(
     constant: list[NeverNegative], new: Callable[[], nn.Module] | None, method: Method
 ) -> tuple[list[str], list[str]]:
-    """What no replacement mends, to be warned of; and what was kept on request, to be noted."""
+    """Warnings about what no replacement fixes, and notes about what was kept on request."""
     fixed = [hit for hit in constant if not hit.replaceable]
     kept = [hit for hit in constant if hit.replaceable and new is None]
     react = "or method 'react' (learned threshold)"
@@ -244,7 +244,7 @@ def _replace_everywhere(model: nn.Module, source: str, new: nn.Module) -> None:
 
 
 def _lines(choices: list[Choice]) -> list[LayerLine]:
-    """What the report says of each module; asked before anything is changed."""
+    """The report's line about each module, made before anything is changed."""
     return [
         LayerLine(
             choice.name,
@@ -297,7 +297,7 @@ def _make_again(choice: Choice, form: Form) -> None:
 
 
 def _seen(found: Probe, constant: list[NeverNegative]) -> list[str]:
-    """What the example showed and nothing else did."""
+    """The problems that only the example shows."""
     known = {hit.layer for hit in constant}
     odd = [name for name in found.constant if name not in known]
     unused = few(alike(found.unused))

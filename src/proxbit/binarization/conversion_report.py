@@ -1,4 +1,4 @@
-"""What ``binarize`` did, as data and as text."""
+"""The report of ``binarize``, as data and as text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LayerLine:
 
 @dataclass(frozen=True)
 class Report:
-    """What became binary, what stayed float and why, and the size when packed.
+    """The layers that became binary, those that stayed float and why, and the size when packed.
 
     Attributes:
         method: Name of the method.

@@ -1,4 +1,4 @@
-"""What the binary weights are doing: flips, saturation, wrong-way and dead gradients, overflow."""
+"""The binary weights in training: flips, saturation, wrong-way and dead gradients, overflow."""
 
 from __future__ import annotations
 

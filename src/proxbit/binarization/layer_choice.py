@@ -42,7 +42,7 @@ _ADAPTER = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What happens to one module that owns weights.
+    """The decision about one module that owns weights.
 
     Attributes:
         name: Name of the module in the model ("" for the model itself).
@@ -141,7 +141,7 @@ def _matcher(
 
 
 def _ancestry(name: str) -> list[str]:
-    """'a.b.c' lies in 'a', 'a.b' and is 'a.b.c'."""
+    """The module's name and those of its parents: 'a', 'a.b' and 'a.b.c' for 'a.b.c'."""
     parts = name.split(".")
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 

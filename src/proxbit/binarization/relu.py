@@ -58,7 +58,7 @@ class NeverNegative:
 
 
 def replacement(method: Method) -> type[nn.Module]:
-    """What to put in the place of a ReLU in front of binary inputs.
+    """The module to use in place of a ReLU in front of binary inputs.
 
     Nothing, unless the pair passes every gradient on, however large the input: something else must
     end it then. A method may name its own.
@@ -77,7 +77,7 @@ def replacement(method: Method) -> type[nn.Module]:
 def find_relu(
     relu: Callable[[], nn.Module] | str | None, method: Method
 ) -> Callable[[], nn.Module] | None:
-    """What makes the modules in the places of ReLUs; None to keep them."""
+    """The function that makes the replacements of ReLUs; None to keep them."""
     if relu is None:
         return replacement(method)
     if relu == "keep":
@@ -136,7 +136,7 @@ def _hit(layer: str, node: fx.Node, modules: dict[str, nn.Module]) -> NeverNegat
 
 
 def _in_order(model: nn.Module, wanted: set[str]) -> list[NeverNegative]:
-    """The guess without a graph: modules run in the order in which they were registered."""
+    """Guess without a graph: modules run in the order in which they were registered."""
     found, last = [], ("", nn.Module())
     for name, module in model.named_modules():
         if name in wanted and isinstance(last[1], _NEVER_NEGATIVE):
@@ -147,7 +147,7 @@ def _in_order(model: nn.Module, wanted: set[str]) -> list[NeverNegative]:
 
 
 def _in_transformer_layers(model: nn.Module, wanted: set[str]) -> list[NeverNegative]:
-    """PyTorch's transformer layers hold their activation as an attribute, not as a module."""
+    """ReLUs of PyTorch's transformer layers, which hold them as an attribute, not as a module."""
     kinds = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     return [
         NeverNegative(f"{name}.linear2".lstrip("."), f"{name}.activation".lstrip("."), True)
@@ -158,7 +158,7 @@ def _in_transformer_layers(model: nn.Module, wanted: set[str]) -> list[NeverNega
 
 
 def sentence(hits: list[NeverNegative], fix: str) -> str:
-    """What is wrong with some layers, in one sentence however many they are, and what mends it."""
+    """One sentence about what is wrong with some layers, however many, and how to fix it."""
     layers = list(dict.fromkeys(hit.layer for hit in hits))
     names, sources = alike(layers), alike(hit.source for hit in hits)
     shown = few([repr(name) for name in names])

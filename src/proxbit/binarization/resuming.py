@@ -59,7 +59,7 @@ class OptimizerMemory:
         ]
 
     def before_step(self) -> None:
-        """Refuse to go on with a model and an optimizer of different moments."""
+        """Refuse to go on with a model and an optimizer from different moments."""
         step = self.counter.step
         if self._told is not None and step != self._told:
             raise ValueError(_disagreement(step, self._told))
@@ -74,7 +74,7 @@ class OptimizerMemory:
         self._undated = False
 
     def after_step(self) -> None:
-        """From here on the run itself says which step it is."""
+        """Forget what was loaded: from here on the run itself says which step it is."""
         self._told, self.counter.loaded = None, False
 
     def _write(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
 
 
 def _taken(groups: list[dict[str, Any]]) -> States | None:
-    """What :meth:`OptimizerMemory._write` wrote, taken out of the groups; None if nothing was."""
+    """Take what :meth:`OptimizerMemory._write` wrote out of the groups; None if nothing."""
     found = [group.pop(KEY) for group in groups if KEY in group]
     return found[0] if found else None
 

@@ -80,7 +80,7 @@ def _named_by_model(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[s
 
 
 def _ends(model: nn.Module, graph: fx.Graph, backwards: bool) -> list[str]:
-    """The layers between which and the input (or the output) no other weights stand."""
+    """The layers with no other weights between them and the input (or the output)."""
     modules = dict(model.named_modules(remove_duplicate=False))
     nodes = list(reversed(graph.nodes)) if backwards else list(graph.nodes)
     linked: set[fx.Node] = set()  # to the input, or to the output
@@ -141,7 +141,7 @@ def _are_siblings(one: str, other: str, layers: Mapping[str, nn.Module]) -> bool
 
 
 def _blocks(model: nn.Module) -> Callable[[str], bool]:
-    """Tells of a name whether its nearest parent but containers is one of several of its kind."""
+    """A test of names: is the nearest parent, containers aside, one of several of its kind?"""
     modules = dict(model.named_modules())
     counts = Counter(type(module) for module in modules.values())
 

@@ -38,7 +38,7 @@ def packed(model: nn.Module, bytes_float: int) -> tuple[int, list[str]]:
 
 
 def _file_bytes(model: nn.Module, weights: list[BinaryWeight], bytes_float: int) -> int:
-    """To the byte; about so many where no file can be made of this model."""
+    """Bytes of the file, exact; an estimate where no file can be made of this model."""
     try:
         return planned_bytes(model) if weights else bytes_float
     except Exception:  # a size must not keep anybody from training
