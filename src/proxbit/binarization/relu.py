@@ -58,10 +58,10 @@ class NeverNegative:
 
 
 def replacement(method: Method) -> type[nn.Module]:
-    """The module to use in place of a ReLU in front of binary inputs.
+    """The class of module to use in place of a ReLU in front of binary inputs.
 
-    Nothing, unless the pair passes every gradient on, however large the input: something else must
-    end it then. A method may name its own.
+    Identity, unless the pair passes every gradient on, however large the input: a Hardtanh must
+    stop it then. A method may name its own.
 
     >>> from proxbit.core.methods import METHODS
     >>> [replacement(METHODS[name]).__name__ for name in ("bnn++", "bc")]

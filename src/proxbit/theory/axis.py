@@ -97,7 +97,7 @@ class Axis:
 
     @property
     def leaps(self) -> Bools:
-        """Where P is known to jump up: F may do anything, T is free in the gap."""
+        """Where P is known to jump up: F may do anything there, because T is free in the gap."""
         return self.leap > 0
 
     @cached_property
@@ -128,7 +128,7 @@ class Axis:
 
     @cached_property
     def flat(self) -> Bools:
-        """Where P stands still: F does, and would be seen to move if P went on as beside it."""
+        """Where P stands still: F does too, and would be seen to move if P went on as nearby."""
         with np.errstate(invalid="ignore"):
             expected = np.where(~self.nil, self.most * self.width * self.steepness, 0.0)
         return self.still & ~self.jump & ~self.leaps & (expected > 64 * self.noise)
@@ -140,7 +140,7 @@ class Axis:
 
     @cached_property
     def tail(self) -> Bools:
-        """Where F may move, but by less than float64 shows: the tail of a smooth sign."""
+        """Where F may move, but by less than float64 can show: the tail of a smooth sign."""
         return self.still & ~self.jump & ~self.flat & ~self.free
 
     def from_breaks(self, mask: Bools) -> Bools:
@@ -192,5 +192,5 @@ def region_of(grid: Array, size: Array) -> Array:
 
 
 def gap_of(knots: Array) -> Array:
-    """How far beside a knot a map is looked at from one side."""
+    """How far from a knot a map is looked at, on either side."""
     return np.where(knots == 0, 1e-13, 1e-9 * np.abs(knots))

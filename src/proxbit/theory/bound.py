@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True)
 class BoundTerms:
-    """What one step adds to both sides.
+    """The terms that one step adds to both sides.
 
     Attributes:
         gap: <w_t - w, g_t>; for a convex loss(T) at least loss(T(w_t)) - loss(T(w)).
@@ -103,7 +103,7 @@ class TrailPoint:
 
     @property
     def bound(self) -> float:
-        """What the mean gap cannot exceed: ``start`` + ``path`` over the sum of the step sizes."""
+        """The bound on the mean gap: ``start`` + ``path`` over the sum of the step sizes."""
         return (self.start + self.path) / max(self.smoothing - 1, TINY)
 
 
@@ -123,7 +123,7 @@ def distance(to: Point, point: Point) -> float:
 def terms(
     before: Point, after: Point, reference: Point, gradient: Array, eta: float, precision: float
 ) -> BoundTerms:
-    """What one step adds, from the places before and after it and g at the place before.
+    """The terms of one step, from the places before and after it and g at the place before.
 
     Args:
         before: w*_t, w_t and R(w_t).
@@ -151,7 +151,7 @@ def added(parts: Iterable[BoundTerms]) -> BoundTerms:
 
 
 def first(start: float) -> TrailPoint:
-    """Before any step: only the distance of the reference is known."""
+    """The state before any step: only the distance to the reference is known."""
     return TrailPoint(0, 0.0, 0.0, 0.0, 0.0, start, start, 0.0, 0.0, 1.0, 0.0)
 
 

@@ -1,6 +1,6 @@
-"""A map at one strength as a function of arrays, and what it can be heard to do on the way.
+"""A map at one strength as a function of arrays, and the choices its operators make on the way.
 
-Maps are built of torch's operators, and an operator that chooses (a comparison, a clamp, a sign)
+Maps are built from torch's operators, and an operator that chooses (a comparison, a clamp, a sign)
 tells where it changes its mind. So a break is found however narrow the stretch behind it is, and
 between two breaks a map is taken for analytic: if it stands still on a part, it does on the whole.
 """
@@ -91,12 +91,12 @@ class Curve:
 
 
 def _parts(x: Array) -> list[Array]:
-    """Pieces that are computed on one thread: on a busy machine another takes long to wake."""
+    """Pieces small enough for one thread: on a busy machine another takes long to wake up."""
     return np.split(x, range(ONE_THREAD, len(x), ONE_THREAD))
 
 
 def _joined(parts: list[list[Pattern]]) -> list[Pattern]:
-    """Patterns of pieces as patterns of the whole; none if the pieces told different things."""
+    """Patterns of pieces as patterns of the whole; none if the pieces say different things."""
     if len({len(part) for part in parts}) > 1:
         return []
     return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]

@@ -101,7 +101,7 @@ class Trail:
         self.records.append(bound.advanced(last, eta, step))
 
     def _end(self, why: str) -> None:
-        """A trail must not stop a training run: it warns, and sees no more.
+        """Warn and follow no further: a trail must not stop a training run.
 
         Its hooks stay until :meth:`stop`: the optimizer is just going through them.
         """
@@ -156,7 +156,7 @@ def _compare(watched: list[Watched], reference: Mapping[str, Tensor]) -> None:
 
 
 def _watch_binary(weights: list[BinaryWeight], names: dict[int, str]) -> list[Watched]:
-    """Tied weights are one weight with several uses; equal pairs are recovered once."""
+    """Watch tied weights as one weight with several uses; recover equal pairs once."""
     uses: dict[tuple[int, str], list[BinaryWeight]] = {}
     for weight in weights:
         if weight.layout is not None:

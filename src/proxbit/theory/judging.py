@@ -1,9 +1,9 @@
-"""Corollary 1 on an axis: what breaks it for certain, what only by its letter, what is in doubt.
+"""Corollary 1 on an axis: certain violations, violations of its letter only, and doubtful places.
 
 With dP = dF / B, a pair is admitted if and only if P is finite and never falls, and F and B are
 functions of P: constant wherever P stands still. Where B = 0 and F does not move, P is free.
 
-At a jump of P the corollary asks for too much: T is free in the gap, so F and B may change there in
+At a jump of P the corollary asks too much: T is free in the gap, so F and B may change there in
 any way. What is refused for that alone has a decomposition all the same.
 """
 
@@ -30,7 +30,7 @@ DIVERGES, CONVERGES = -0.002, -0.1  # powers of two by which a shell adds less t
 
 @dataclass
 class Findings:
-    """What a reading of an axis brought.
+    """The findings on an axis.
 
     Attributes:
         breaches: Places where no T and P can exist.
@@ -45,7 +45,7 @@ class Findings:
     gaps: list[float] = field(default_factory=list)
 
     def by_the_letter(self, place: float, text: str) -> None:
-        """Note what only the letter of the corollary refuses."""
+        """Note a place that only the letter of the corollary refuses."""
         self.gaps.append(place)
         self.letters.append(text)
 
@@ -116,7 +116,7 @@ def _diverging(axis: Axis, found: Findings) -> None:
 
 
 def _zeros(axis: Axis) -> Array:
-    """Where B has a zero beside or inside of an interval in which F moves."""
+    """Where B has a zero next to or inside an interval in which F moves."""
     steep = axis.steep & ~axis.still
     if not steep.any():
         return np.empty(0)
@@ -133,7 +133,7 @@ def _zeros(axis: Axis) -> Array:
 
 
 def _lowest(b: Curve, places: Array) -> Array:
-    """Of places that are all but the same, the one where B is smallest."""
+    """The place where B is smallest in each cluster of nearly equal places."""
     places = np.unique(places)
     cluster = np.cumsum(np.diff(places, prepend=-np.inf) > 1e-6 * np.abs(places))
     order = np.lexsort((np.abs(b(places)), cluster))
@@ -142,7 +142,7 @@ def _lowest(b: Curve, places: Array) -> Array:
 
 
 def _power(axis: Axis, places: Array, side: float) -> Array:
-    """By how many powers of two a shell around each place adds less than the shell outside of it.
+    """By how many powers of two a shell around each place adds less than the next shell outwards.
 
     Minus infinity where F does not move enough to tell.
     """
@@ -277,7 +277,7 @@ def _jumping(axis: Axis, found: Findings) -> None:
 
 
 def _unresolved(axis: Axis, found: Findings) -> None:
-    """Waves that are shorter than the intervals: nothing is known of them."""
+    """Waves that are shorter than the intervals: nothing is known about them."""
     if not axis.bent.any():
         return
     high = _window(np.maximum(axis.start, axis.start + axis.rise), np.maximum)

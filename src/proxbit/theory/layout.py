@@ -1,4 +1,4 @@
-"""From a pair to its axis: where it breaks, and intervals in between in which little happens.
+"""From a pair to its axis: its breaks, and intervals between them in which little happens.
 
 Everything is float64. The axis is cut at the pair's knots, at the breaks its maps can be heard to
 have, at jumps that a search finds, and at zeros of B; in between, intervals are halved until F is
@@ -78,7 +78,7 @@ def _around(centres: Array, count: int, low: float, high: float) -> Array:
 
 
 def _thinned(grid: Array) -> Array:
-    """Without points that are all but equal: an interval between them would be all rounding."""
+    """Drop points that are nearly equal: an interval between them would be all rounding."""
     return grid[np.diff(grid, prepend=-np.inf) > np.maximum(1e-9 * np.abs(grid), FINEST / 2)]
 
 
@@ -196,7 +196,7 @@ def _intervals(f: Curve, b: Curve, p: Curve | None, grid: Array, knots: Array) -
 
 
 def _spread(rough: Bools, ends: _Ends) -> Bools:
-    """An interval beside a rough one is halved too: it may be smooth by chance, atop a wave."""
+    """Halve an interval next to a rough one too: it may look smooth by chance, on top of a wave."""
     beside = ends.right[:-1] == ends.left[1:]
     wide = rough.copy()
     wide[1:] |= rough[:-1] & beside
@@ -240,7 +240,7 @@ def _at_knots(f: Curve, b: Curve, p: Curve | None, knots: Array) -> dict[str, An
 
 
 def _jump(f: Curve, knots: Array) -> Array:
-    """By how much f jumps at each knot: what stays when one looks nearer.
+    """By how much f jumps at each knot: what remains on a closer look.
 
     Twice the rise over a gap less the rise over two gaps: at a mere kink nothing is left.
     """
@@ -258,7 +258,7 @@ def _beside_knots(f: Curve, knots: Array, gap: Array) -> tuple[Array, Array, Arr
 
 
 def _snapped(columns: dict[str, Any], knots: Array) -> dict[str, Any]:
-    """Intervals that begin or end just beside a knot begin or end at it."""
+    """Let intervals that begin or end just beside a knot begin or end at it."""
     for name, way in (("left", 1.0), ("right", -1.0)):
         inner = knots + way * gap_of(knots)
         i = np.clip(np.searchsorted(inner, columns[name]), 0, max(len(knots) - 1, 0))

@@ -1,6 +1,6 @@
-"""The picture of a pair: what the network sees, what multiplies its gradient, what it optimizes.
+"""The picture of a pair: F, which the network sees; B, which scales its gradient; its objective.
 
-Breaks are breaks: a dot is the value taken, a ring the value approached. Dashed means free: where
+Breaks stay breaks: a dot is the value taken, a ring the value approached. Dashed means free: where
 the pair does not decide P, T or r, the picture shows our choice.
 """
 

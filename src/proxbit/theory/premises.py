@@ -1,4 +1,4 @@
-"""What the convergence theorem asks of a model and of its optimizer, each as one sentence."""
+"""The premises of the convergence theorem on a model and its optimizer, in a sentence each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check_owned(model: nn.Module, optimizer: Optimizer, weights: list[BinaryWei
 
 
 def _check_steps(optimizer: Optimizer) -> None:
-    """Only eta times the gradient is a step of the theorem."""
+    """Refuse any step but eta times the gradient: the theorem covers no other."""
     extras = ("momentum", "weight_decay", "maximize")
     found = [f"{key}={group[key]}" for group in optimizer.param_groups for key in extras
              if group.get(key)]  # fmt: skip

@@ -80,7 +80,7 @@ def _considered(pair: Pair, how: str, strength: float) -> Repair | None:
 
 
 def half_way(w: Tensor, s: Strength) -> Tensor:
-    """The linear quantizer half way between the identity and the sign."""
+    """The linear quantizer halfway between the identity and the sign."""
     return prox.linear_quantizer(w, 0.5)
 
 
@@ -101,7 +101,7 @@ def _with_gaps(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
 
 
 def _stairs(places: tuple[float, ...], w: Tensor, s: Strength) -> Tensor:
-    """Up by one at each place: enough to say where P jumps."""
+    """A step up by one at each place: enough to say where P jumps."""
     return torch.stack([(w >= place).to(w.dtype) for place in places]).sum(0)
 
 
@@ -115,7 +115,7 @@ def _differentiated(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
 
 
 def _monotone(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
-    """Where B is negative F must fall; without that part it never does."""
+    """Remove the part where B is negative: F must fall there, and nowhere else."""
     axis = lay_out(pair, strength)
     if axis.low.min() >= -1e-12 * axis.most.max():
         return []

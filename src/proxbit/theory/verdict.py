@@ -1,4 +1,4 @@
-"""What the theory says of a pair, and of a method phase by phase."""
+"""The theory's verdict on a pair, and on a method phase by phase."""
 
 from __future__ import annotations
 

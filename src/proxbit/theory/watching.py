@@ -30,12 +30,12 @@ class Watched:
         self.here = self.reference = self.place(parameter.detach())
 
     def place(self, values: Tensor) -> Point:
-        """The point that belongs to values of the whole Parameter."""
+        """The point for given values of the whole Parameter."""
         latent = _array(values if self.rows is None else values[self.rows])
         return Point(latent, *self._prox(latent))
 
     def _prox(self, latent: Array) -> tuple[Array, Array]:
-        """P and, there, R."""
+        """P, and R at P."""
         return latent, latent**2 / 2
 
     def compare_with(self, values: Tensor) -> None:
@@ -48,15 +48,15 @@ class Watched:
         self.reference = self.place(values.detach())
 
     def listen(self) -> list[Any]:
-        """Handles of what must be hooked to know the gradient: nothing."""
+        """Handles of the hooks needed to know the gradient: none."""
         return []
 
     def unsteady(self) -> str:
-        """What has moved that must not, in words: nothing."""
+        """Anything that moved and must not, in words: nothing."""
         return ""
 
     def prepare(self) -> None:
-        """Note, before a step, what the step will change."""
+        """Note what a step will change, before it is taken."""
 
     def gradient(self) -> Array:
         """T'(w) grad loss(T(w)), where the step started."""
@@ -64,7 +64,7 @@ class Watched:
         return np.zeros(self.here.latent.shape) if grad is None else _array(grad)
 
     def step(self, eta: float) -> BoundTerms:
-        """What the step that was just taken adds to both sides."""
+        """The terms that the step just taken adds to both sides."""
         before, self.here = self.here, self.place(self.parameter.detach())
         precision = torch.finfo(self.parameter.dtype).eps
         return terms(before, self.here, self.reference, self.gradient(), eta, precision)
@@ -91,7 +91,7 @@ class WatchedBinary(Watched):
         return [use.quantizer.register_forward_hook(self._listener) for use in self.uses]
 
     def unsteady(self) -> str:
-        """A strength that moved, or a turn to signs."""
+        """A strength that moved, or a switch to signs."""
         if self._quantizer.sharp:
             return f"the network sees the signs of {self.name!r} now"
         now, before = float(self._quantizer.strength), self.found.strength
