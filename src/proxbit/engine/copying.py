@@ -60,7 +60,7 @@ def _tensors(given: Any) -> Iterator[Tensor]:
 
 
 def _unwrap(net: nn.Module) -> None:
-    """Parametrized weights that are left become plain tensors, with a note of what they hold."""
+    """Turn the remaining parametrized weights into plain tensors, with a note of what they hold."""
     for name, module in net.named_modules():
         weights = list(parametrized.binary_weights(module, f"{name}." if name else ""))
         if not weights or not all(weight.quantizer.hard for weight in weights):
@@ -71,7 +71,7 @@ def _unwrap(net: nn.Module) -> None:
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """A copy whose tensors have shapes and no values, for what follows from shapes alone."""
+    """A copy whose tensors have shapes but no values, for results that depend on shapes alone."""
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
     memo: dict[int, Any] = {key: t.detach().to("meta") for key, t in tensors.items()}
     for key, t in tensors.items():

@@ -38,7 +38,7 @@ class ConvGeometry(NamedTuple):
 
 
 class PackedForm(NamedTuple):
-    """What one packed product does, beside its tensors.
+    """The plain numbers of one packed product, without its tensors.
 
     Attributes:
         outputs: Outputs of one group.
@@ -98,7 +98,7 @@ def read_out(laid: Tensor, form: PackedForm, lib: Any) -> Tensor:
 
 
 def _length(form: PackedForm) -> int:
-    """Of a row: bytes with binary inputs, bits with float ones."""
+    """The length of a row: in bytes with binary inputs, in bits with float ones."""
     return form.row_bytes if form.binary else form.products
 
 
@@ -114,7 +114,7 @@ def _require_lengths(
     form: PackedForm, laid: Tensor, scale: Tensor, bias: Tensor | None, shift: Tensor | None,
     bounds: tuple[Tensor, ...],
 ) -> None:  # fmt: skip
-    """Refuse tensors behind whose end a kernel would read, with the name of the odd one.
+    """Refuse tensors that a kernel would read past the end of, and name the wrong one.
 
     The kernels check the same lengths once more, but can only say that something does not fit.
     """
@@ -128,7 +128,7 @@ def _require_lengths(
 
 
 def _given(tensor: Tensor | None) -> tuple[int | None, int]:
-    """Address and length, as C takes them; an absent tensor is nowhere and has none."""
+    """Address and length, as C takes them; None and 0 for an absent tensor."""
     return (None, 0) if tensor is None else (tensor.data_ptr(), tensor.numel())
 
 

@@ -1,4 +1,4 @@
-"""Fusing: what stands behind a packed layer becomes the last step of its kernel.
+"""Fusing: the modules after a packed layer become the last step of its kernel.
 
 With binary inputs, often only a batch norm and an activation stand between two layers, and of the
 result only the sign is used: the first layer hands bits to the second. With float inputs, a batch
@@ -45,7 +45,7 @@ def activation_code(module: nn.Module | None) -> int:
 
 
 class Folded(nn.Module):
-    """The place of a module that the layer before it computes: it lets everything pass."""
+    """A stand-in for a module that the layer before it computes: it passes everything through."""
 
     def __init__(self, inner: nn.Module, layer: PackedLayer) -> None:
         """Keep the module for its tensors, which a file stores under its name."""
@@ -54,7 +54,7 @@ class Folded(nn.Module):
         self.training = inner.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """What comes, goes."""
+        """Return the input unchanged."""
         return x
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -76,7 +76,7 @@ def fuse(net: nn.Module) -> None:
 
 
 def unfuse(net: nn.Module) -> None:
-    """Put every folded module back to its place."""
+    """Put every folded module back in its place."""
     for module in list(net.modules()):
         for name, child in list(module._modules.items()):
             if isinstance(child, Folded):
@@ -91,7 +91,7 @@ def _is_ready(module: nn.Module) -> bool:
 
 
 def _chain(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[int]) -> Iterator[str]:
-    """Names of a layer and of what follows it, as long as nothing else looks at what is between."""
+    """Names of a layer and the modules after it, while nothing else reads the values in between."""
     while node.op == "call_module":
         module = modules[str(node.target)]
         if calls[id(module)] != 1 or module._forward_hooks or module._forward_pre_hooks:
@@ -132,7 +132,7 @@ def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module
 
 
 def _to_next_layer(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
-    """All modules up to the next binary layer, if only signs are used of what they give."""
+    """All modules up to the next binary layer, if only the signs of their outputs are used."""
     image = isinstance(first, PackedConv2d)
     allowed = (*_ELEMENTWISE, *PASSING, *(_CHANNELWISE if image else ()))
     last = next((i for i, module in enumerate(after) if isinstance(module, PackedLayer)), None)

@@ -1,6 +1,6 @@
-"""The signs of one weight, held once: as a file has them, or in the order in which kernels read.
+"""The signs of one weight, held once: in the order of a file, or in the order that kernels read.
 
-A kernel reads bits in an order of its own, and a file has them in row-major order. To hold both
+A kernel reads bits in its own order, and a file has them in row-major order. To hold both
 would double the memory of a network; so once a kernel has its order, the other is made from it
 again when somebody asks, to save the network or to unpack the weight.
 """
@@ -48,7 +48,7 @@ class HeldSigns:
 
     @property
     def identity(self) -> int:
-        """What two weights of one tensor of bits have in common before they are laid out."""
+        """The number that weights with one tensor of bits share before they are laid out."""
         return id(self if self._bits is None else self._bits)
 
     def laid_out(self, form: PackedForm) -> Tensor:
@@ -63,14 +63,14 @@ class HeldSigns:
         return laid
 
     def moved(self, bits: Tensor) -> None:
-        """Take these bits in the place of the old ones."""
+        """Replace the old bits by these."""
         self._bits, self._laid, self._lent, self.device = bits, {}, None, bits.device
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeldSigns:
         return HeldSigns(copy.deepcopy(self.bits, memo), self.shape)
 
     def __reduce__(self) -> Any:
-        """Another process gets the order of a file: it may have other kernels."""
+        """Pickle the bits in the order of a file: another process may have other kernels."""
         return _sent, (self.bits.cpu().numpy().tobytes(), str(self.device), self.shape)
 
 
@@ -79,7 +79,7 @@ def _sent(data: bytes, device: str, shape: tuple[int, ...]) -> HeldSigns:
 
 
 def order_of(form: PackedForm) -> Order:
-    """What the order of the bits depends on."""
+    """The numbers that the order of the bits depends on."""
     return form.outputs, form.products, form.groups, form.binary, form.taps
 
 

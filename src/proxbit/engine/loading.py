@@ -66,7 +66,7 @@ def load(
 
 
 def _require_model(skeleton: object) -> None:
-    """A mistake that is easy to make deserves its own sentence."""
+    """Refuse a wrong skeleton: a mistake that is easy to make deserves its own sentence."""
     if isinstance(skeleton, type):
         name = skeleton.__name__
         raise TypeError(f"skeleton= is a float model, and {name} is a class: make one, {name}(...)")
@@ -122,7 +122,7 @@ def _skeleton(held: Contents, largest_side: int) -> nn.Module:
 
 
 def _require_known(options: dict[str, Any], largest_side: int) -> None:
-    """Refuse what no network of ours is told, or in numbers that would cost without end."""
+    """Refuse options that our networks do not take, and numbers that would cost without end."""
     for key, value in options.items():
         most = largest_side if key == "image_size" else _LARGEST.get(key)
         if most is None or type(value) not in (int, float) or value < 0:
@@ -136,7 +136,7 @@ def _require_known(options: dict[str, Any], largest_side: int) -> None:
 
 
 def _made(name: str, options: dict[str, Any]) -> nn.Module:
-    """The network, without an image sent through it."""
+    """The network, built without sending an image through it."""
     sizes = {"classes": 10, "channels": 3}  # as build has them
     sizes |= {key: options[key] for key in ("classes", "channels", "image_size") if key in options}
     return make(name, sizes, {key: options[key] for key in options.keys() - sizes.keys()})

@@ -1,4 +1,4 @@
-"""What packed layers share: the bits, the scale, and the two ways to compute."""
+"""The common part of packed layers: the bits, the scale, and the two ways to compute."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class PackedLayer(nn.Module):
         return self._kernel
 
     def kernel_for(self, x: Tensor) -> Kernel | None:
-        """The kernel, if it can have this input: floats, or bits from the layer before."""
+        """The kernel, if it can take this input: floats, or bits from the layer before."""
         if not (x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.sources)):
             return None
         if not x.is_cpu or self.route != "bits":
@@ -147,12 +147,12 @@ class PackedLayer(nn.Module):
         return ready and x.device.type == "cpu" and x.dtype == torch.float32
 
     def operands(self) -> tuple[Any, ...]:
-        """What the operators of torch take, beside the input."""
+        """The arguments of torch's operators besides the input."""
         assert self._operands is not None
         return (*self._operands, ops.numbers(self.form), self.form.slope)
 
     def rest(self, out: Tensor) -> Tensor:
-        """What is still to do behind a kernel: its floats lack the folded modules, bits do not."""
+        """Finish a kernel's output: its floats lack the folded modules, its bits do not."""
         if not self.form.binary or out.dtype == torch.uint8:
             return out
         return self.followed(out)
@@ -246,7 +246,7 @@ class PackedLayer(nn.Module):
         return scaled(sums, self._per_output(self._scales(), trailing), bias)
 
     def followed(self, out: Tensor) -> Tensor:
-        """What the folded modules make of an output."""
+        """Send an output through the folded modules."""
         for module in self.after:
             out = module(out)
         return out
@@ -258,7 +258,7 @@ class PackedLayer(nn.Module):
     # ------------------------------------------------------------------- copies and loading
 
     def forget(self) -> None:
-        """Tensors have changed: what was made of the old ones goes."""
+        """Drop everything that was made from the old tensors."""
         self._kernel = self._operands = self._dense = self._line = None
         for source in self.sources:  # their bounds depend on what this layer takes
             source.forget()
@@ -293,7 +293,7 @@ class PackedLayer(nn.Module):
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A kernel points into memory: a copy makes its own, and no other process gets it."""
+        """Leave the kernel out, because it points into memory: a copy makes its own."""
         return self.__dict__ | {"_kernel": None, "_operands": None, "_dense": None, "_line": None}
 
     def __prepare_scriptable__(self) -> None:
@@ -306,7 +306,7 @@ class PackedLayer(nn.Module):
 
 
 def refuse_script() -> None:
-    """TorchScript compiles Python to its own language, which knows no kernels."""
+    """Refuse TorchScript: it compiles Python to its own language, which has no kernels."""
     raise NotImplementedError(
         "torch.jit.script cannot compile packed layers: use torch.jit.trace(net, example) or "
         "torch.export, which take down what they call"
@@ -314,7 +314,7 @@ def refuse_script() -> None:
 
 
 def _require_fitting(weight: PackedWeight, bias: Tensor | None, groups: int) -> None:
-    """A file knows the weight, and only its layer the groups: both must agree."""
+    """Check the weight of a file against its layer, which alone knows the groups."""
     outputs, channels = weight.shape[0], weight.shape[1] * groups
     if outputs % groups:
         raise ValueError(f"{weight.label!r} has {outputs} outputs for {groups} groups of a layer")
@@ -328,7 +328,7 @@ def _require_fitting(weight: PackedWeight, bias: Tensor | None, groups: int) -> 
 
 
 def _full_precision(device: str) -> AbstractContextManager[Any]:
-    """Autocast would round sums above 256, which are exact integers in float32."""
+    """Switch autocast off: it would round sums above 256, which are exact integers in float32."""
     known = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
@@ -352,7 +352,7 @@ def packed_layers(net: nn.Module) -> Iterator[tuple[str, PackedLayer]]:
 
 
 def share_signs(net: nn.Module) -> None:
-    """Layers whose weights are one tensor hold its bits once."""
+    """Let layers whose weights are one tensor hold its bits once."""
     known: dict[tuple[int, tuple[int, ...]], HeldSigns] = {}
     for _, layer in packed_layers(net):
         layer.signs = known.setdefault((layer.signs.identity, layer.shape), layer.signs)

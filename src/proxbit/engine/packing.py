@@ -117,7 +117,7 @@ def _keep_the_faster(net: nn.Module, example: Any, by_torch: float) -> None:
 
 
 def _refuse_save_pretrained(net: nn.Module) -> None:
-    """What transformers would write, its ``from_pretrained`` reads as another network."""
+    """Refuse ``save_pretrained``: ``from_pretrained`` would read the file as another network."""
     for module in net.modules():
         adapters = type(module).__module__.startswith("peft.")  # saves its own float matrices
         if hasattr(type(module), "save_pretrained") and not adapters:
@@ -158,7 +158,7 @@ def _require_hard(model: nn.Module) -> None:
 
 
 def _stacked(model: nn.Module) -> Iterator[str]:
-    """Parametrized weights to which somebody else has added a parametrization."""
+    """Parametrized weights to which other code has added a parametrization."""
     for prefix, module in model.named_modules():
         for weight in parametrized.binary_weights(module, ""):
             entry: Any = module.parametrizations[weight.name]

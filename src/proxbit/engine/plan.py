@@ -31,7 +31,7 @@ Key = tuple[torch.Size, tuple[int, ...]]
 
 
 class Planned:
-    """In the place of a network's ``forward``: by a plan where one holds, else as ever."""
+    """A replacement for a network's ``forward``: by a plan where one holds, otherwise as before."""
 
     def __init__(self, net: nn.Module) -> None:
         """No plan yet: one is made at the first call."""
@@ -74,7 +74,7 @@ class Planned:
         return all(x._kernel is kernel and x.route == way for x, kernel, way in self.bound)
 
     def _first(self, key: Key, x: Tensor) -> Any:
-        """Compute as ever, note what layers are given, and make a plan of it."""
+        """Compute as before, note the inputs of the layers, and make a plan from them."""
         if not self.lock.acquire(blocking=False):  # another thread is at it
             return type(self.net).forward(self.net, x)
         try:
@@ -102,11 +102,11 @@ class Planned:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What the network's own forward takes."""
+        """The signature of the network's own forward."""
         return inspect.signature(MethodType(type(self.net).forward, self.net))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Planned:
-        """For the copy of the network, which makes plans of its own."""
+        """Start without plans in a copy of the network, which makes its own."""
         return Planned(memo.get(id(self.net), self.net))
 
     def __reduce__(self) -> Any:
@@ -127,7 +127,7 @@ def _own_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether a plan can have this input at all."""
+    """Whether a plan can take this input at all."""
     if x.dtype != torch.float32 or not x.is_cpu or type(x) is not Tensor:
         return False
     return not (torch.is_grad_enabled() and x.requires_grad) and not torch.is_autocast_enabled(
@@ -145,7 +145,7 @@ def _is_quiet(net: nn.Module) -> bool:
 
 
 def _observed(net: nn.Module, x: Tensor) -> tuple[Any, dict[PackedLayer, Tensor]]:
-    """The output as ever, and the input of each packed convolution."""
+    """The usual output, and the input of each packed convolution."""
     seen: dict[PackedLayer, Tensor] = {}
     me = threading.get_ident()
 

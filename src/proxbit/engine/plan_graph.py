@@ -19,7 +19,7 @@ _SUMS = (operator.add, operator.iadd, torch.add)
 
 
 def make_plan(net: nn.Module, seen: dict[PackedLayer, Tensor]) -> fx.GraphModule | None:
-    """The network as steps; None where its graph cannot be had or brings nothing."""
+    """The network as steps; None where it has no graph or a plan would gain nothing."""
     graph = trace(net, (PackedLayer, PackedMultiheadAttention))
     if graph is None or not _takes_one(graph):
         return None
@@ -49,7 +49,7 @@ class _Steps:
         self.steps: dict[str, nn.Module] = {}
 
     def held(self) -> dict[str, Any]:
-        """All that the graph names."""
+        """Everything that the graph names."""
         named: dict[str, Any] = {}
         for node in self.graph.nodes:
             if node.op == "call_module":
@@ -114,7 +114,7 @@ class _Steps:
             self._replace(chain, LinearStep(layer), (*node.args, *others))
 
     def _sum_behind(self, node: fx.Node, layer: PackedLayer) -> tuple[list[fx.Node], list[fx.Node]]:
-        """The way to a sum that alone takes this value, and its other summand; or nothing."""
+        """The nodes to a sum that alone takes this value, and its other summand; or nothing."""
         chain = [node]
         if layer.target or layer.form.activation:
             return [node], []

@@ -19,7 +19,7 @@ FEWEST = 24  # products per output, as in depthwise convolutions, below which we
 
 
 def guess_routes(net: nn.Module) -> None:
-    """Without an input to measure with: layers of very few products compute unpacked."""
+    """Choose without an input to measure with: layers with very few products compute unpacked."""
     for _, layer in packed_layers(net):
         if layer.form.products < FEWEST:
             layer.take("float")

@@ -59,7 +59,7 @@ def save(
 
 
 def contents(net: nn.Module) -> Contents:
-    """What a file of this packed network holds."""
+    """The contents of a file of this packed network."""
     _require_packed(net)
     weights, floats = dict(_weights(net)), dict(_floats(net))
     whole = {id(t): name for name, t, _ in unpacked_weights(net)}
@@ -78,7 +78,7 @@ def _require_packed(net: nn.Module) -> None:
 
 
 def _identity(w: PackedWeight) -> Any:
-    """What two layers must have in common for one weight in the file to serve both."""
+    """The key that two layers must share for one weight in the file to serve both."""
     shift = None if w.shift is None else id(w.shift)
     return id(w.bits), shift, w.task, w.register_bits, w.slope, w.pad_value
 
@@ -107,7 +107,7 @@ def _weights(net: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
 
 
 def _hard_weights(name: str, module: nn.Module) -> Iterator[PackedWeight]:
-    """Those of a binary layer of the user's own, which has no packed twin."""
+    """The weights of a user's own binary layer, which has no packed twin."""
     for weight in own(name, module):
         if not weight.quantizer.method.binary:
             continue
@@ -173,7 +173,7 @@ def _about(net: nn.Module, weights: tuple[PackedWeight, ...]) -> About:
 
 
 def _replaced(net: nn.Module) -> Iterator[tuple[str, str]]:
-    """Modules that binarize exchanged, and are exchanged still."""
+    """The replacements that ``binarize`` made and that are still in place."""
     for name, module in net.named_modules():
         for attribute in module.__dict__.get("_proxbit_undo", {}):
             now = getattr(module, attribute)

@@ -1,4 +1,4 @@
-"""What a packed network weighs, layer by layer."""
+"""The size of a packed network, layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a packed layer, in one pass: a norm, a sum, an activation, signs for the next one.
+"""The steps after a packed layer, in one pass: a norm, a sum, an activation, and the next signs.
 
 A batch norm in evaluation is a line for each channel, and how torch rounds it depends on its build.
 So torch is asked: gain and shift are read off the module itself, and every sum that the layer can
@@ -49,7 +49,7 @@ def follow(
 
 
 def room_for_bits(rows: Tensor) -> Tensor:
-    """Where the signs of rows of floats can go."""
+    """Memory for the signs of rows of floats."""
     return torch.empty(rows.shape[0], byte_count(rows.shape[1]), dtype=torch.uint8)
 
 
@@ -86,7 +86,7 @@ def find_line(norm: nn.BatchNorm2d, values: Tensor) -> Line | None:
 
 
 def _gain(norm: nn.BatchNorm2d) -> Tensor:
-    """What the norm multiplies by: its answer to 1 with nothing subtracted or added."""
+    """The gain of the norm: its answer to 1 with nothing subtracted or added."""
     assert norm.running_mean is not None
     channels = norm.num_features
     given = (torch.zeros(channels), norm.running_var, norm.weight, torch.zeros(channels))

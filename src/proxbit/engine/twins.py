@@ -142,7 +142,7 @@ def layer_for(module: nn.Module, weight: PackedWeight, precision: int = EXACT) -
 
 
 def carry_over(name: str, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Give a packed layer what other code may look for on the old one.
+    """Give a packed layer everything that other code may look for on the old one.
 
     That is its mode, its hooks, its public attributes, and tensors and children beside the weight.
     """
