@@ -1,1 +1,1 @@
-"""The packed file: bits, what a file holds, and how it is written and checked."""
+"""The packed file: its bits, its contents, and how it is written and checked."""

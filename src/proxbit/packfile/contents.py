@@ -1,4 +1,4 @@
-"""What a packed file holds: binary weights, float tensors, and what to know about both."""
+"""The contents of a packed file: binary weights, float tensors, and facts about both."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def label(name: str, rows: tuple[int, int] | None) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """What a file knows beside its tensors; every value is plain JSON.
+    """The facts that a file holds besides its tensors; every value is plain JSON.
 
     Attributes:
         architecture: How to build the float network; None where only its owner knows.
@@ -112,7 +112,7 @@ class About:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """All of a packed file.
+    """The whole content of a packed file.
 
     Attributes:
         weights: The binary weights.
@@ -152,7 +152,7 @@ def check_contents(contents: Contents) -> None:
 
 
 def _require_tied(contents: Contents) -> None:
-    """Every other name is new, and stands for a tensor that is there."""
+    """Require that every other name is new, and stands for a tensor that is there."""
     known = contents.floats.keys() | {w.label for w in contents.weights}
     for name, source in contents.tied.items():
         if name in known or source not in known:
@@ -163,7 +163,7 @@ def _require_tied(contents: Contents) -> None:
 
 
 def _require_whole(name: str, pieces: list[PackedWeight]) -> None:
-    """The pieces of one tensor follow each other from row 0 without a gap."""
+    """Require that the pieces of one tensor follow each other from row 0 without a gap."""
     at = 0
     for w in sorted(pieces, key=lambda w: w.rows or (0, w.shape[0])):
         begin, end = w.rows or (0, w.shape[0])

@@ -65,7 +65,7 @@ def write(
 
 
 def read(path: str | Path) -> Contents:
-    """What :func:`write` stored; one sentence for any file that is not exactly that.
+    """Read back what :func:`write` stored; one sentence for any file that is not exactly that.
 
     Tensors that were stored as float16 or int8 come back as float32.
     """
@@ -92,7 +92,7 @@ def _stored(contents: Contents, float_rest: str, tables: list[str]) -> dict[str,
 
 
 def _repeated(names: list[str]) -> str | None:
-    """A name that stands there twice."""
+    """A name that occurs twice."""
     return next((name for name, n in Counter(names).most_common(1) if n > 1), None)
 
 
@@ -138,7 +138,7 @@ def _crc_place(content: bytes) -> int:
 
 
 def _contents(box: Container) -> Contents:
-    """What a sound frame holds, if that is sound, too."""
+    """The contents of a sound frame, if they are sound too."""
     if KEY not in box.metadata:
         raise ValueError("it is a safetensors file, but not a packed network of proxbit")
     header = parse_header(box.metadata[KEY])
@@ -154,7 +154,7 @@ def _contents(box: Container) -> Contents:
 
 
 def _require_names(header: Header, box: Container) -> None:
-    """The file has the tensors that its header names, each once, and no others."""
+    """Require that a file has the tensors that its header names, each once, and no others."""
     names = [name for entry in header.weights for name in entry.stored.values()]
     for name in header.floats:
         names += [f"{name}.int8", f"{name}.scale"] if name in header.tables else [name]
@@ -176,7 +176,7 @@ def _tensors(box: Container) -> dict[str, Tensor]:
     try:
         return load(box.content)
     except Exception as error:  # a second reader with a mind of its own
-        raise ValueError(f"its tensors are refused by safetensors: {error}") from error
+        raise ValueError(f"safetensors refuses its tensors: {error}") from error
 
 
 def _weight(entry: WeightEntry, tensors: dict[str, Tensor]) -> PackedWeight:

@@ -1,4 +1,4 @@
-"""The JSON header of a packed file: what each binary weight is, and what is known beside it."""
+"""The JSON header of a packed file: a description of each binary weight, and everything else."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def header_text(contents: Contents, float_rest: str, tables: list[str]) -> str:
 
 
 def _kind(w: PackedWeight) -> dict[str, Any]:
-    """What runs of weights share; it is written once for each run."""
+    """The values that a run of weights shares, written once for each run."""
     parts = [part for part in PARTS if getattr(w, part) is not None]
     return {"task": w.task, "register_bits": w.register_bits, "slope": float(w.slope),
             "pad_value": float(w.pad_value), "parts": parts}  # fmt: skip
@@ -164,7 +164,7 @@ def _tables(given: dict[str, Any], floats: list[str]) -> frozenset[str]:
 
 
 def _about(given: dict[str, Any]) -> About:
-    """Its fields, each of its type; those that are absent keep their defaults."""
+    """The fields of ``about``, each of its type; absent ones keep their defaults."""
     _require(given, {}, "the about of its header", _ABOUT)
     _require_texts(given.get("labels", []), "labels")
     _require_texts(list(given.get("replaced", {}).values()), "replaced modules")
@@ -175,7 +175,7 @@ def _about(given: dict[str, Any]) -> About:
 def _require(
     given: Any, wanted: Mapping[str, type], where: str, optional: Mapping[str, type] = _NONE
 ) -> None:
-    """Refuse all but an object of these names and types."""
+    """Refuse everything but an object with these names and types."""
     allowed = {**wanted, **optional}
     if not isinstance(given, dict) or not wanted.keys() <= given.keys() <= allowed.keys():
         names = list(given) if isinstance(given, dict) else type(given).__name__

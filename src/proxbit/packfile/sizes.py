@@ -69,7 +69,7 @@ def _bytes(entry: tuple[str, tuple[int, ...]]) -> int:
 
 
 def _frame(held: Stored) -> dict[str, object]:
-    """What safetensors writes of each tensor; the digits of offsets depend on their order."""
+    """The header entry of each tensor; the digits of offsets depend on their order."""
     at, frame = 0, dict[str, object]()
     for name, entry in sorted(held.items(), key=lambda item: (_ORDER.index(item[1][0]), item[0])):
         end = at + _bytes(entry)
