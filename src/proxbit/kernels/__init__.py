@@ -1,1 +1,1 @@
-"""The C++ kernels: the library, what training calls of it, and what packed networks call."""
+"""The C++ kernels: the library, its functions for training, and those for packed networks."""

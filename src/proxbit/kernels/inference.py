@@ -40,7 +40,7 @@ class Weight(ctypes.Structure):
 
 
 class Window(ctypes.Structure):
-    """``pb_window``: what a convolution sees."""
+    """``pb_window``: the window of a convolution."""
 
     _fields_ = (
         ("batch", c_int64), ("channels", c_int64), ("height", c_int64), ("width", c_int64),

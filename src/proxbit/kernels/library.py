@@ -36,7 +36,7 @@ _SIGNATURES: Signatures = {
 
 @cache
 def choice() -> str:
-    """What PROXBIT_KERNELS said at the first use of the kernels.
+    """The value of PROXBIT_KERNELS at the first use of the kernels.
 
     It is read once: weights are laid out for one instruction set, and to change it under a thread
     that computes would make it read them as those of another.
@@ -51,7 +51,7 @@ def library_file() -> str:
 
 @cache
 def opened() -> Any:
-    """The library with the backend of our choice; None where it was not built or not wanted."""
+    """The library with the chosen backend; None where it was not built or is not wanted."""
     loaded, asked = _load(), choice()
     if loaded is not None:
         _use(loaded, asked)
@@ -146,6 +146,6 @@ def _torch_team() -> int | None:
 def check(code: int) -> None:
     """Raise what a kernel reported."""
     if code == 2:
-        raise MemoryError("a kernel of proxbit found no memory")
+        raise MemoryError("a kernel of proxbit ran out of memory")
     if code:
         raise ValueError("a kernel of proxbit was called with sizes that do not fit each other")

@@ -2,7 +2,7 @@
 
 Each function returns None to fall back to PyTorch: without the kernels, for a map they do not know,
 for other tensors than plain float32 ones on a CPU, and under anything that traces, compiles or
-transforms. The formulas of :mod:`proxbit.core.maps` are computed one pass after the other then; the
+transforms. Then the formulas of :mod:`proxbit.core.maps` are computed one pass after another; the
 two agree to a few roundings, and exactly for signs and for all that is piecewise linear.
 
 Images and filters with their channels last are turned until they lie in order, and the answer back.
@@ -157,7 +157,7 @@ def backward(
 
 
 def wrap(z: Tensor, bits: int, k: float, keep: bool) -> tuple[Tensor, Tensor | None, int] | None:
-    """What leaves a register that sums up to z; None to fall back to PyTorch.
+    """The output of a register that sums up to z; None to fall back to PyTorch.
 
     Also where its slope is -k, if that is to be kept, and how many sums did not fit.
     """
@@ -177,7 +177,7 @@ def wrap(z: Tensor, bits: int, k: float, keep: bool) -> tuple[Tensor, Tensor | N
 
 
 def wrap_backward(falls: Tensor, g: Tensor, k: float) -> Tensor | None:
-    """The gradient g times -k where what left a register falls; None to fall back to PyTorch."""
+    """The gradient g, times -k where a register's output falls; None to fall back to PyTorch."""
     lib = _library()
     if lib is None:
         return None
@@ -196,7 +196,7 @@ def _library() -> Any:
 
 
 def watched() -> bool:
-    """Whether a compiler, a tracer, a transform or a mode of torch looks on.
+    """Whether a compiler, a tracer, a transform or a mode of torch is watching.
 
     They would not see a call into C, nor what becomes of a tensor's value in Python.
     """
