@@ -1,6 +1,6 @@
-"""Labelled images: open them by name, and batches of them that follow from a seed alone.
+"""Labelled images: open them by name, and draw batches that depend on a seed alone.
 
-Knows torch and numpy, nothing of the rest of proxbit but its words; PIL, torchvision and timm only
+Imports torch, numpy and proxbit's ``util`` alone; PIL, torchvision and timm only
 where image folders or timm's recipe ask for them.
 """
 

@@ -1,4 +1,4 @@
-"""Random choices that follow from seed, epoch and place alone, and touch no global generator."""
+"""Random choices that depend on seed, epoch and place alone, and touch no global generator."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Loader:
 
     @cached_property
     def shards(self) -> ShardedBatches:
-        """Which images this rank takes when."""
+        """Which images this rank takes, and when."""
         count = self.data.count(self.part)
         return ShardedBatches(count, self.batch_size, self.rank, self.world, self.training)
 
@@ -168,7 +168,7 @@ class Loader:
 
     @cached_property
     def _transform(self) -> Any:
-        """What each image goes through by itself; None where whole batches are faster."""
+        """The transforms of each single image; None where whole batches are faster."""
         if self.training and (self.recipe.per_image or self.data.image_size is None):
             return random_transform(self.data, self.recipe, self.size)
         return plain_transform(self.size) if self.data.image_size is None else None

@@ -24,7 +24,7 @@ def erased(images: Tensor, keys: Tensor) -> Tensor:
 def mixed(
     images: Tensor, labels: Tensor, recipe: Recipe, classes: int, key: int
 ) -> tuple[Tensor, Tensor]:
-    """Each image blended with, or pasted into, the one as far from the batch's other end."""
+    """Mix each image with the one at its place in the reversed batch, by blending or pasting."""
     mix = extra("timm.data.mixup").Mixup(
         mixup_alpha=recipe.mixup,
         cutmix_alpha=recipe.cutmix,

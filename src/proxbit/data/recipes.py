@@ -1,4 +1,4 @@
-"""What happens to training images, by name: nothing, crop and flip, or DeiT's whole recipe."""
+"""Recipes for training images, by name: nothing, crop and flip, or DeiT's whole recipe."""
 
 from __future__ import annotations
 

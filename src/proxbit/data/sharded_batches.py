@@ -1,4 +1,4 @@
-"""Who takes which images: an epoch in batches, a batch over ranks."""
+"""The share of each rank: an epoch cut into batches, and each batch over the ranks."""
 
 from __future__ import annotations
 

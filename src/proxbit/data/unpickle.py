@@ -36,7 +36,7 @@ class ByteKind:
             raise pickle.UnpicklingError(f"an array of {code!r}, not of unsigned bytes")
 
     def __setstate__(self, state: object) -> None:
-        """The state of a type is its byte order, and a byte has none."""
+        """Ignore the state of a type: it is the byte order, and a byte has none."""
 
 
 class _Function:
