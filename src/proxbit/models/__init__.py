@@ -1,4 +1,4 @@
-"""Models by name, and weights for them. They know torch and timm, and nothing of bits."""
+"""Models by name, and weights for them. They know torch and timm, and nothing about bits."""
 
 from proxbit.models.bireal import bireal_resnet
 from proxbit.models.building import build

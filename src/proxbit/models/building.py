@@ -76,7 +76,7 @@ def build(
 def make(
     name: str, sizes: dict[str, int], options: dict[str, Any], pretrained: bool = False
 ) -> nn.Module:
-    """What :func:`build` gives, before an image has gone through it."""
+    """The model of :func:`build`, before an image has gone through it."""
     _check_sizes(sizes | {k: v for k, v in options.items() if k == "patch_size"})
     model = _maker(name)(name, sizes, options | ({"pretrained": True} if pretrained else {}))
     # Packed files keep it, so that they can be loaded without a skeleton.
@@ -91,7 +91,7 @@ def _check_sizes(sizes: dict[str, Any]) -> None:
 
 
 def _maker(name: str) -> Callable[[str, dict[str, int], dict[str, Any]], nn.Module]:
-    """Who knows the name: strings become functions here."""
+    """The function behind a name: strings become functions here."""
     if re.search(r"\.py(:|$)", name):
         return _from_user
     if name in OURS:

@@ -1,4 +1,4 @@
-"""Models of timm by name, with sizes and class counts of our own choosing."""
+"""Models of timm by name, with sizes and class counts that we choose."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:
 
 
 def _arguments(name: str, kind: str | None) -> list[str]:
-    """The options that the class which refused one does know."""
+    """The options that the class knows, after it has refused one."""
     timm = import_timm()
     module = sys.modules[timm.models.model_entrypoint(name.partition(".")[0]).__module__]
     found = getattr(module, kind or "", None)
@@ -167,7 +167,7 @@ def _options_of(kind: type) -> list[str]:
 
 
 def _check_nothing_was_swallowed(model: nn.Module, name: str, wanted: dict[str, Any]) -> None:
-    """Some classes of timm take any keyword and drop it: say so instead of doing nothing."""
+    """Refuse options that have no effect: some classes of timm take any keyword and drop it."""
     kinds = [k for k in type(model).__mro__ if k.__module__.startswith("timm.")]
     last = inspect.signature(kinds[-1]).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in last.values()) or "cfg" in last:
@@ -178,7 +178,7 @@ def _check_nothing_was_swallowed(model: nn.Module, name: str, wanted: dict[str, 
 
 
 def _check_patches(model: nn.Module, name: str, image_size: int) -> None:
-    """An image that is no whole number of patches would silently lose its edge."""
+    """Refuse an image that is not a whole number of patches: it would silently lose its edge."""
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
     side = patch[0] if isinstance(patch, tuple) else patch
     if isinstance(side, int) and image_size % side:

@@ -37,7 +37,7 @@ def resampled(
 def _filtered(
     module: ModuleType, model: nn.Module, given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What the function that timm keeps for files of this family makes of them."""
+    """Convert the weights with the function that timm has for files of this family."""
     adapt = getattr(module, "checkpoint_filter_fn", None)
     if adapt is None:
         return dict(given)
@@ -48,7 +48,7 @@ def _filtered(
 
 
 def _helped(module: ModuleType, name: str, given: Tensor, own: Tensor) -> Tensor:
-    """A tensor that the family's function left alone: that of NesT knows old names only."""
+    """A tensor that the family's function left alone: the one for NesT knows old names only."""
     from timm.layers.patch_embed import resample_patch_embed
 
     try:

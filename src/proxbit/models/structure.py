@@ -1,4 +1,4 @@
-"""What a model is made of: attention blocks, and the classifier at its end."""
+"""The structure of a model: attention blocks, and the classifier at its end."""
 
 from __future__ import annotations
 

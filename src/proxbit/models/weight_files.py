@@ -1,4 +1,4 @@
-"""Tensors from weight files of others. Nothing that is read here can run code."""
+"""Tensors from other people's weight files. Nothing that is read here can run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether weights fit a model, and what stands between them."""
+"""Whether weights fit a model, and how they differ."""
 
 from __future__ import annotations
 
