@@ -1,4 +1,4 @@
-"""What binds the files of a run to each other: a run goes on only as the one that was stopped."""
+"""Checks that the files of a run belong together: only the run that was stopped goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nothing_yet(config: Config, **more: Any) -> dict[str, Any]:
 
 
 def bound(config: Config) -> dict[str, Any]:
-    """What a checkpoint says of the run that it belongs to."""
+    """The part of a checkpoint that names the run it belongs to."""
     return {"config": asdict(config)}
 
 
@@ -36,7 +36,7 @@ def begun(state: dict[str, Any]) -> bool:
 
 
 def changes(now: Config, kept: Any) -> tuple[list[str], list[str]]:
-    """Options that are not those of a checkpoint, in words: those that matter, and the others.
+    """Options that differ from those of a checkpoint, in words: those that matter, and the others.
 
     >>> changes(Config(seed=3, workers=2), asdict(Config()))
     (['seed 3, which was 0'], ['workers 2, which was 0'])
@@ -61,7 +61,7 @@ def _is_free(name: str, new: Any, old: Any) -> bool:
 
 
 def require_same(now: Config, kept: Any, folder: Path, cure: str = "") -> list[str]:
-    """Refuse another configuration than that of a checkpoint; what else differs, in words."""
+    """Refuse a configuration that is not the checkpoint's; return what else differs, in words."""
     if not isinstance(kept, dict):
         raise ValueError(
             f"the checkpoint in {str(folder)!r} does not say which configuration it belongs to: "
@@ -77,14 +77,14 @@ def require_same(now: Config, kept: Any, folder: Path, cure: str = "") -> list[s
 
 
 def rebind(path: Path, config: Config) -> None:
-    """Let a checkpoint, if it is there, belong to another configuration from now on."""
+    """Bind a checkpoint, if there is one, to another configuration from now on."""
     if path.is_file():
         tensors, state = load_checkpoint(path)
         save_checkpoint(path, tensors, state | bound(config))
 
 
 def record_fault(records: list[Record], step: int, epoch_steps: int, ahead: int) -> str | None:
-    """What is missing, doubled or too much among the records of a run that is at ``step``.
+    """Records that are missing, repeated or too many in a run that is at ``step``, in words.
 
     There may be ``ahead`` more of them than the epochs that the checkpoint knows of.
     """

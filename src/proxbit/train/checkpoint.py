@@ -33,7 +33,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :func:`save_checkpoint` wrote; one sentence for any file that is not exactly that."""
+    """Read what :func:`save_checkpoint` wrote; one sentence for any file that is not that."""
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {str(path)!r}")
     # Read into memory: tensors in a mapping of the file would end with it, and keep its space.
@@ -56,7 +56,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """What the header of a file that safetensors takes says beside the tensors."""
+    """The metadata in the header of a file that safetensors accepts."""
     length = int.from_bytes(content[:8], "little")
     found: dict[str, str] = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
     return found

@@ -243,7 +243,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, with one sentence."""
+        """Refuse impossible values, with one sentence."""
         check_types(Config, vars(self))
         for each in fields(self):
             check_field(each, getattr(self, each.name))
@@ -287,7 +287,7 @@ _NOT_NEGATIVE = (
 
 
 def check_field(each: Field[Any], value: Any) -> None:
-    """One sentence for a value that cannot be."""
+    """Refuse an impossible value, with one sentence."""
     name, known = each.name, each.metadata["known"]
     if value is None:
         return

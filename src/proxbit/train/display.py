@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar while it trains, a line per epoch, a line at the end."""
+"""The display of a run: a bar while it trains, a line per epoch, a line at the end."""
 
 from __future__ import annotations
 

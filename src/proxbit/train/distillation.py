@@ -89,7 +89,7 @@ def _full(x: Tensor) -> Tensor:
 
 
 class _Tape:
-    """What the hooks of one model note while it is on, in the order of the calls.
+    """The notes of one model's hooks while it is on, in the order of the calls.
 
     It is empty otherwise: a copy of the model copies its hooks, and they this tape.
 
@@ -320,7 +320,7 @@ def _check(terms: Terms) -> None:
 
 
 def _check_models(uses: tuple[str, ...], **models: nn.Module) -> None:
-    """Before the first hook: has each model what the terms compare?"""
+    """Require, before the first hook, that each model has what the terms compare."""
     for role, model in models.items():
         for name, found in (("relations", attentions(model)), ("hidden", blocks(model))):
             if name in uses and not found:

@@ -1,7 +1,7 @@
 """The processes that train one network together, by torch.distributed: DDP, or FSDP2 with --fsdp.
 
 A launcher (``torchrun``, ``accelerate launch``) starts them and says in the environment how many
-there are; without one there is one process and nothing is shared out.
+there are; without one there is a single process and nothing is shared.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Distributed:
 
     @contextmanager
     def no_sync(self, last: bool) -> Iterator[None]:
-        """Gradients of all but the last part of a batch stay in this process."""
+        """Keep the gradients of all but the last part of a batch in this process."""
         wrapped: Any = self._wrapped
         if last or self.world == 1:
             yield
@@ -98,7 +98,7 @@ class Distributed:
         self._require_gradients()
 
     def _require_gradients(self) -> None:
-        """Refuse what DDP would wait for: it gathers gradients when it has those of all."""
+        """Refuse parameters without a gradient: DDP waits until it has one for each."""
         wrapped = self._wrapped
         if not isinstance(wrapped, DistributedDataParallel):
             return
@@ -167,7 +167,7 @@ class Distributed:
             distributed.barrier()
 
     def scaler_state(self) -> dict[str, Any]:
-        """What the loss scaling of fp16 remembers: plain numbers."""
+        """The state of fp16's loss scaling, as plain numbers."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def load_scaler(self, state: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class Distributed:
 
 
 def _device(cpu: bool, world: int) -> torch.device:
-    """The device of this process; refused where some of them would have none of their own."""
+    """The device of this process; raises where some processes would have no device of their own."""
     if cpu or not torch.accelerator.is_available():
         return torch.device("cpu")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))

@@ -67,7 +67,7 @@ def _worst(size: float, words: str | None) -> str | None:
 
 
 def _broken(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The first that is not finite; of those that are sharded, in our own shard."""
+    """The first tensor that is not finite; a sharded one is judged by our own shard."""
     for name, value in tensors:
         own = value.to_local() if hasattr(value, "to_local") else value
         if not bool(torch.isfinite(own).all()):

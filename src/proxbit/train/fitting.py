@@ -74,7 +74,7 @@ def _join(config: Config) -> Distributed:
 def _prepare_together(
     config: Config, dist: Distributed, found: dict[str, Tensor] | None = None
 ) -> PreparedRun:
-    """What :func:`prepare` gives, if these processes can train it together."""
+    """Call :func:`prepare`, and refuse what these processes cannot train together."""
     prepared = prepare(config, found)
     outputs = prepared.terms.logits or prepared.terms.labels  # gradients are gathered from them on
     if dist.world > 1 and prepared.teacher is not None and not outputs:
@@ -126,7 +126,7 @@ def _built(prepared: PreparedRun, dist: Distributed, folder: RunFolder | None) -
 def _float_network(
     folder: RunFolder | None, config: Config, needed: bool = False, cure: str = ""
 ) -> dict[str, Tensor] | None:
-    """What the float stage of a run has ended with; None if it has not, or if there is none."""
+    """The network of a run's float stage; None if the stage has not ended, or there is none."""
     if folder is None or not config.float_epochs:
         return None
     done = needed or float_stage_done(folder, config)
@@ -165,7 +165,7 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
 
 @contextmanager
 def _closing_if_refused(folder: RunFolder) -> Iterator[None]:
-    """A run that cannot begin keeps nobody out of its folder."""
+    """Unlock the folder of a run that cannot begin."""
     try:
         yield
     except BaseException:
@@ -234,7 +234,7 @@ def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -
 
 @contextmanager
 def _fitting(path: Path) -> Iterator[None]:
-    """Say which file it is that does not fit."""
+    """Say which file does not fit."""
     try:
         yield
     except ValueError as error:

@@ -49,7 +49,7 @@ def _linear(model: nn.Module, fresh: Iterable[str]) -> nn.Linear | None:
 
 @torch.no_grad()
 def _features(model: nn.Module, head: nn.Linear, batches: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """What enters the head for each image, and the labels."""
+    """The head's input for each image, and the labels."""
     seen: list[Tensor] = []
     labels: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))

@@ -1,4 +1,4 @@
-"""What suits a run of some length on some number of images, by measurement (docs/recipes.md)."""
+"""Choices by the length of a run and its number of images, from measurements (docs/recipes.md)."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _note(line: _Line, _: nn.Module, args: Any, output: Any) -> None:
 
 @contextmanager
 def _passed_by(found: Iterable[nn.Module], hooks: Iterable[Any]) -> Iterator[None]:
-    """Hooks see the outputs of the attentions, whose norms (if any) do nothing meanwhile."""
+    """Hook the outputs of the attentions, whose norms (if any) do nothing meanwhile."""
     norms = {attention: attention._modules.get(NAME) for attention in found}
     handles = [
         attention.register_forward_hook(hook) for attention, hook in zip(norms, hooks, strict=True)

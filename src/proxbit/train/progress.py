@@ -1,4 +1,4 @@
-"""Where a run is, as a checkpoint holds it beside its tensors."""
+"""The progress of a run, as a checkpoint holds it besides its tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Progress:
 
 
 def read_progress(values: Any, steps: int) -> Progress:
-    """The progress out of a checkpoint of a run of so many steps, or one sentence."""
+    """The progress in a checkpoint of a run of ``steps`` steps, or one sentence."""
     progress = record_from(Progress, values, "its progress")
     if not 0 <= progress.step <= steps:
         raise ValueError(f"it was written at step {progress.step}, and the run has {steps} steps")

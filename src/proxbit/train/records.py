@@ -1,4 +1,4 @@
-"""What a run tells: one record per epoch, as an object and as a line of metrics.jsonl."""
+"""The records of a run: one per epoch, as an object and as a line of metrics.jsonl."""
 
 from __future__ import annotations
 

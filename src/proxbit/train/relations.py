@@ -1,4 +1,4 @@
-"""How far the relations of two networks' tokens are apart, without a large matrix.
+"""The distance between the token relations of two networks, without a large matrix.
 
 The relation of a head is X X^T, tokens by tokens, and a loss would keep many of them: 60 MB for one
 projection of DeiT-T with 128 images. A distance needs only their products, and <X X^T, Y Y^T> is

@@ -46,7 +46,7 @@ def require_states(given: Any, own: dict[str, dict[str, Any]]) -> None:
 
 
 def freeze_hard_shifts(model: nn.Module) -> None:
-    """The shift of a hard weight acts no more: nobody must wait for its gradient, as DDP does."""
+    """Freeze the shift of a hard weight: it has no effect any more, and DDP waits for gradients."""
     for weight in binary_weights(model):
         if weight.quantizer.shift is not None:
             weight.quantizer.shift.requires_grad_(not weight.quantizer.hard)
@@ -65,7 +65,7 @@ class Replica:
         self.model = copy.deepcopy(model)
 
     def follow(self, model: nn.Module, average: Average | None = None) -> None:
-        """Become the present network: its average, if one is kept."""
+        """Become a copy of the present network, or of its average if one is kept."""
         state = full_state(model)
         if average is not None:
             state |= average.whole()

@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, who may write, and whether there is room.
+"""The folder of a run: its files, who may write into it, and whether there is room.
 
 config.json         every option, resolved: repeats the run
 about.json          versions, commit, device, command
@@ -78,7 +78,7 @@ class RunFolder(SoleFolder):
         remove_leftovers(self.path)
 
     def checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The last checkpoint; a run that has lost it does not begin anew by itself."""
+        """The last checkpoint; a run that has lost it does not start over by itself."""
         self.require(self.last, "from which the run goes on")
         return load_checkpoint(self.last)
 
@@ -106,7 +106,7 @@ class RunFolder(SoleFolder):
 
 
 def about(command: list[str]) -> dict[str, Any]:
-    """What else a result depends on: versions, commit, machine, command."""
+    """The rest of what a result depends on: versions, commit, machine, command."""
     import numpy as np
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()

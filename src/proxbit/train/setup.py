@@ -166,7 +166,7 @@ def _network(
 def resolve(
     config: Config, model: nn.Module, method: Method | None = None, images: int | None = None
 ) -> Config:
-    """Fill in what was left open, from the model and the method, looked up if not given.
+    """Fill in the open options from the model and the method, which is looked up if not given.
 
     What depends on the number of training images stays open where it is not known.
     """
@@ -207,7 +207,7 @@ def resolve(
 
 
 def _augmentation(config: Config, attends: bool) -> str:
-    """What the rule says; in the paper's settings DeiT's recipe for transformers of any length."""
+    """The augmentation by rule; in the paper's settings DeiT's for transformers of any length."""
     if config.settings == "paper" or not attends:
         return "timm" if attends else "crop"
     return augmentation_for(config.epochs)
@@ -270,7 +270,7 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
 
 
 def _with_options(method: Method, config: Config) -> Method:
-    """The method with what the options replace of it."""
+    """The method with the parts that the options replace."""
     return methods.method(
         method, schedule=parse_strength(config.strength), scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
         input_schedule=parse_strength(config.input_strength),
@@ -287,7 +287,7 @@ def _packed_bytes(prepared: PreparedRun, report: Report) -> int:
 
 
 def input_of(prepared: PreparedRun) -> dict[str, Any]:
-    """What the network of a run expects, for the header of its file."""
+    """The input that the network of a run expects, for the header of its file."""
     data, side = prepared.data, prepared.config.image_size
     crop = {} if isinstance(data, ImageSet) else {"crop": FOLDER_CROP}
     form = {"shape": [data.channels, side, side], "mean": list(data.mean), "std": list(data.std)}
@@ -295,7 +295,7 @@ def input_of(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _layout(model: nn.Module) -> torch.memory_format:
-    """Images with their channels last are a sixth faster for convolutions on a CPU."""
+    """The memory format of images: with channels last, convolutions are a sixth faster on a CPU."""
     return torch.preserve_format if is_transformer(model) else torch.channels_last
 
 

@@ -28,7 +28,7 @@ PANELS = (
 
 @dataclass(frozen=True)
 class RunView:
-    """What one folder tells of its run."""
+    """The run in one folder, as far as it has come."""
 
     name: str
     config: Config

@@ -1,6 +1,6 @@
 """The stages before a run: float fine-tuning on new classes, and binary pre-training.
 
-Each is a run of its own, with a folder of its own inside that of the run, and ends before the next
+Each is a separate run, with its own folder inside that of the run, and ends before the next
 begins. The float network that the first one ends with is what becomes binary, and the teacher.
 """
 

@@ -116,14 +116,14 @@ class Trainer:
         self.progress.start = self.evaluator.accuracy(start)
 
     def _take_network(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Weights, strengths and progress out of a checkpoint that was checked to be ours."""
+        """Take weights, strengths and progress from a checkpoint that was checked to be ours."""
         require_like(tensors, self.core.state_dict(), "the network")
         self.progress = read_progress(state.get("progress"), self.steps)
         self.core.load_state_dict(tensors)
         restore_quantizers(self.core, state.get("quantizers"))
 
     def _continue(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """All else out of a checkpoint, after the optimizer and its hooks were made."""
+        """Take the rest from a checkpoint, after the optimizer and its hooks were made."""
         load_optimizer(self.core, self.optimizer, under("optimizer", tensors))
         self.dist.load_scaler(state.get("scaler", {}))
         restore_quantizers(self.core, state.get("quantizers"))  # the hooks began a schedule
@@ -194,12 +194,12 @@ class Trainer:
                     each.start_from(found)
 
     def start_from(self, float_network: dict[str, Tensor]) -> None:
-        """Be built anew from the network of a float stage, if this run is to start from one."""
+        """Rebuild the run from the network of a float stage, if it is to start from one."""
         if self.config.float_epochs:
             self._place(prepare(self.config, float_network))
 
     def _take_latents(self, found: dict[str, Tensor]) -> None:
-        """Start from latent weights as far as they fit."""
+        """Start from the given latent weights as far as they fit."""
         mine = self.core.state_dict()
         fitting = {n: t for n, t in found.items() if n in mine and t.shape == mine[n].shape}
         self.core.load_state_dict(mine | fitting)
