@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def sample(self) -> Sample | None:
-        """Hard accuracies with the number of images; None of a broken cell."""
+        """Hard accuracies with the number of images; None for a broken cell."""
         if not self.done:
             return None
         results = [figures(line) for line in self.done]
@@ -75,7 +75,7 @@ def is_number(value: object) -> bool:
 
 
 def figures(line: ResultLine) -> dict[str, Any]:
-    """The result of a line; empty of a broken one."""
+    """The result of a line; empty for a broken one."""
     return line.result or {}
 
 
@@ -113,7 +113,7 @@ def _outcome(where: tuple[str, str, Axes, str], seeds: dict[int, ResultLine]) ->
 
 
 def _require_figures(line: ResultLine) -> None:
-    """A finished line has an accuracy and the number of images that it was measured on."""
+    """Require an accuracy and the number of images that it was measured on."""
     if not line.done:
         return
     hard, images = figures(line).get("hard"), figures(line).get("n")

@@ -25,7 +25,7 @@ def claims(found: Sequence[Outcome]) -> list[Claim]:
 
 
 def judged(statement: Statement, scale: str, found: Sequence[Outcome]) -> Claim:
-    """A claim holds if every comparison is for it, and does not if any is against it."""
+    """Judge a claim: it holds if every comparison is for it, and does not if any is against it."""
     evidence = _raised([_evidence(each) for each in statement.contests(found)])
     agree = [each for each in evidence if decision(each) == "for"]
     against = [each for each in evidence if decision(each) == "against"]
@@ -54,7 +54,7 @@ def _too_short(text: str) -> Claim:
 
 
 def memory(scale: str, found: Sequence[Outcome]) -> Claim:
-    """Whole networks, packed, beside the same in float32: bytes, not chance."""
+    """Whole networks, packed and in float32: bytes, not chance."""
     sizes = [
         (before / after, cell)
         for cell in found
@@ -90,7 +90,7 @@ def difference(evidence: Evidence) -> float:
 
 
 def decision(evidence: Evidence) -> str:
-    """What one comparison says of its claim: for, against, or within chance."""
+    """The vote of one comparison on its claim: for, against, or within chance."""
     if evidence.p >= LEVEL:
         return "within chance"
     return "for" if difference(evidence) + evidence.comparison.margin > 0 else "against"

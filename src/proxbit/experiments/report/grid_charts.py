@@ -16,7 +16,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 def pictures_of(grid: str, found: Sequence[Outcome]) -> list[Picture]:
-    """What can be drawn of a grid."""
+    """The charts that the cells of a grid allow."""
     done = [cell for cell in found if cell.done]
     special = {"ptb": _bars, "blocks": _heat}
     drawn = list(special[grid](done)) if grid in special else []
@@ -66,7 +66,7 @@ def _course(lines: Sequence[ResultLine], name: str) -> Points:
 
 
 def _bars(done: Sequence[Outcome]) -> Iterator[Picture]:
-    """Float, trained and post-training binarization beside each other, a group per model."""
+    """Float, trained and post-training binarization side by side, a group per model."""
     bars = []
     for row in rows_of("ptb", done):
         group = ", ".join(row.words.values())

@@ -37,7 +37,7 @@ def evidence_table(claims: Sequence[Claim]) -> Table:
 
 
 def packed_table(found: Sequence[Outcome]) -> Table:
-    """Size and speed of the packed networks beside the same in float32."""
+    """Size and speed of the packed networks next to the same ones in float32."""
     sizes, speeds = ("float", "packed", "smaller"), ("float ms", "packed ms", "faster")
     head = ("grid", "scale", *_AXES, "more", *sizes, *speeds, "device")
     cells = [cell for cell in found if cell.packed("bytes") is not None]
@@ -82,7 +82,7 @@ def _device(cell: Outcome) -> Entry:
 
 
 def verdicts_table(lines: Sequence[ResultLine]) -> Table:
-    """What the theory says of each method, at the strengths that it was run with."""
+    """The theory's verdict on each method, at the strengths that it was run with."""
     said = dict.fromkeys((line.key["method"], line.verdict) for line in lines if line.verdict)
     rows = tuple((Entry(method), Entry(verdict)) for method, verdict in sorted(said))
     return Table(

@@ -1,4 +1,4 @@
-"""What a report is made of, before it becomes HTML, Markdown or CSV."""
+"""The parts of a report, before it becomes HTML, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ResultsReport:
 
 
 def points(share: float | None) -> str:
-    """A share in percent with two digits; nothing of None.
+    """A share in percent with two digits; nothing for None.
 
     >>> points(0.9040), points(None)
     ('90.40', '')

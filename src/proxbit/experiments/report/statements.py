@@ -114,7 +114,7 @@ def _ends(found: Sequence[Outcome]) -> Iterator[Contest]:
 
 
 def _over_bivit(found: Sequence[Outcome]) -> Iterator[Contest]:
-    """Our BNN++ beside the figure that BiViT's paper has for the same network and images."""
+    """Our BNN++ against the figure of BiViT's paper for the same network and images."""
     for cell in found:
         theirs = figure_for("bivit", dict(cell.axes) | {"method": "BiViT"})
         sample = cell.sample if cell.grid == "bivit" and cell.scale == "paper" else None

@@ -24,13 +24,13 @@ class Sample:
 
     @property
     def variance(self) -> float:
-        """Unbiased variance over the seeds; 0 of one seed, which shows no spread."""
+        """Unbiased variance over the seeds; 0 for one seed, which shows no spread."""
         mean, count = self.mean, len(self.values)
         return math.fsum((value - mean) ** 2 for value in self.values) / max(count - 1, 1)
 
     @property
     def std(self) -> float | None:
-        """Standard deviation over the seeds; None of one seed."""
+        """Standard deviation over the seeds; None for one seed."""
         return math.sqrt(self.variance) if len(self.values) > 1 else None
 
 
@@ -76,7 +76,7 @@ def _beyond(t: float, freedom: float) -> float:
 
 
 def t_bound(freedom: float, level: float = LEVEL) -> float:
-    """What Student's t exceeds, on either side, with the probability ``level``.
+    """The bound that Student's t exceeds, on either side, with the probability ``level``.
 
     >>> [round(t_bound(freedom), 3) for freedom in (2, 4, 6)]
     [4.303, 2.776, 2.447]

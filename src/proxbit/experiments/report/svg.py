@@ -17,7 +17,7 @@ _OTHERS = ("#0072b2", "#009e73", "#cc79a7", "#8c6d31", "#e69f00", "#56b4e9")
 
 
 def colour(name: str, index: int = 0) -> str:
-    """The colour of a method, the same in every chart; of another name, one by its place."""
+    """The colour of a method, the same in every chart; another name gets one by its place."""
     return _COLOURS.get(name, _OTHERS[index % len(_OTHERS)])
 
 

@@ -54,12 +54,12 @@ def _is_papers(axis: str, name: str, place: dict[str, str]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Letters and digits of a name in front of its first dot: resnet50 of ResNet-50.a1_in1k."""
+    """Letters and digits of a name before its first dot: resnet50 for ResNet-50.a1_in1k."""
     return re.sub(r"[^a-z0-9]", "", name.split(".")[0].lower())
 
 
 def title_of(grid: str) -> str:
-    """What a grid shows; a grid that is not ours has only its name."""
+    """The title of a grid; a grid that is not ours has only its name."""
     return f"{grid}: {GRIDS[grid].title}" if grid in GRIDS else grid
 
 
@@ -200,7 +200,7 @@ def _printed(figure: Figure) -> str:
 
 
 def _constants(rows: Sequence[TableRow]) -> list[str]:
-    """What is the same in all rows, said once."""
+    """Facts that are the same in all rows, said once."""
     if not rows:
         return []
     shared = [axis for axis in LABELS if len({dict(row.place).get(axis, "") for row in rows}) == 1]
@@ -209,7 +209,7 @@ def _constants(rows: Sequence[TableRow]) -> list[str]:
 
 
 def _run_first(rows: Sequence[TableRow], axis: str) -> list[str]:
-    """What was trained in the rows; the paper's name alone where nothing was."""
+    """The words of the rows that were run; the paper's words alone where none was."""
     run = [row.words.get(axis, "") for row in rows if row.here]
     return run or [row.words.get(axis, "") for row in rows]
 

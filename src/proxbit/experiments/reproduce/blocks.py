@@ -1,4 +1,4 @@
-"""A model without memory: its kind, and the blocks that are made binary one at a time."""
+"""A model without tensors: its kind, and the blocks that become binary one at a time."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
 
 
 def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, Any]:
-    """Who teaches: the network that was given; else timm's own weights where they can.
+    """The teacher: the network that was given, otherwise timm's own weights where they fit.
 
-    These know the classes of ImageNet-1K and no others; all else is told when the run begins.
+    These know the classes of ImageNet-1K and no others; the run checks the rest when it begins.
     """
     teacher = _for_row(options.teacher, cell.row)
     if teacher is not None:
@@ -101,7 +101,7 @@ def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, 
 
 
 def _common(cell: Cell, options: Options) -> dict[str, Any]:
-    """What the runs of a row share with the float network they start from."""
+    """The options that the runs of a row share with the float network they start from."""
     axes, scale = cell.axes, SCALES[cell.scale]
     values = dict(scale.common)
     if is_imagenet(cell):
@@ -136,7 +136,7 @@ def _example(dataset: str) -> str:
 
 
 def _for_row(given: Given, row: str) -> str | None:
-    """What was given for a row: of several globs the last counts."""
+    """The value given for a row: the last matching glob counts."""
     return next((value for name, value in reversed(given) if fnmatchcase(row, name)), None)
 
 
@@ -177,7 +177,7 @@ def float_config(cell: Cell, options: Options) -> Config:
 
 
 def _switches(axes: dict[str, str], scale: RunSize) -> dict[str, Any]:
-    """What a block, a set of protocols or the width of a register turns on and off."""
+    """The options that a block, a set of protocols or the width of a register sets."""
     if "bits" in axes:
         return {"bits": int(axes["bits"].split()[0])}
     if "block" in axes:
@@ -223,7 +223,7 @@ _ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")
 
 
 def as_published(config: Config) -> dict[str, Any]:
-    """The options of a run with names of files in the place of the folders they were in."""
+    """The options of a run with the names of files only, without their folders."""
     values = asdict(config)
     for name in ("model", "data_root", *_PLACES):
         if isinstance(values[name], str):
@@ -232,7 +232,7 @@ def as_published(config: Config) -> dict[str, Any]:
 
 
 def differences(wanted: Config, kept: dict[str, Any], *, line: bool = False) -> list[str]:
-    """Options of a run, or of the line of its result, that are not as wanted, in words.
+    """Options of a run, or of its result line, that differ from the wanted ones, in words.
 
     What is left open counts as what it would be now: another default is another option. Folders of
     data may move. A run that goes on executes its model: only in a line its folder does not count.
@@ -249,7 +249,7 @@ def differences(wanted: Config, kept: dict[str, Any], *, line: bool = False) -> 
 
 
 def _as_now(config: Config) -> Config:
-    """With today's defaults, as far as they can be told without executing a user's file."""
+    """Fill in today's defaults, as far as they are known without executing a user's file."""
     return (
         resolve_method(config) if ".py" in config.model else resolve(config, skeleton(config.model))
     )
@@ -261,6 +261,6 @@ def _alike(new: Any, old: Any, movable: bool) -> bool:
 
 
 def check_alike(wanted: Config, kept: dict[str, Any], where: str, *, line: bool = False) -> None:
-    """One sentence where a cell was run with other options."""
+    """Refuse, in one sentence, a cell that was run with other options."""
     if odd := differences(wanted, kept, line=line):
         raise ValueError(f"{where} has {odd[0]}: give the same options, or choose another --out")

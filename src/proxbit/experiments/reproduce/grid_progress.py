@@ -1,4 +1,4 @@
-"""What a person sees while a grid runs: a table like the paper's that fills, and the time left."""
+"""The display of a running grid: a table like the paper's that fills, and the time left."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class GridProgress:
         return shown
 
     def footer(self) -> str:
-        """What runs now and for how long."""
+        """The running cells, and for how long."""
         running = [event for event in self.events.values() if event.state == "running"]
         notes = (f"{describe(e.cell)}: {e.note} {100 * e.share:.0f} %" for e in running)
         now = visible("; ".join(notes))
@@ -108,7 +108,7 @@ def describe(cell: Cell) -> str:
 
 
 def inside(events: Sequence[Event | None]) -> str:
-    """What one place of the table shows: the mean of its seeds, or how far they are."""
+    """The text at one place of the table: the mean of its seeds, or how far they are."""
     hard = [100 * e.line.result["hard"] for e in events if e and e.line and e.line.result]
     open_ = [MARKS[event.state] for event in events if event and event.state in MARKS]
     if hard:

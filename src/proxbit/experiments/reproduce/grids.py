@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What a folder of this cell is called; no two cells share it."""
+        """The name of this cell's folder; no two cells share it."""
         words = [self.grid, self.scale, *(value for _, value in self.key), f"seed{self.seed}"]
         return ",".join(re.sub(r"[^\w.+\-]", "_", word) for word in words)
 
@@ -73,7 +73,7 @@ class Row:
     five: tuple[str, ...] = ("E2E",)
 
     def seeds(self, pipeline: str, scale: str) -> tuple[int, ...]:
-        """As many as the paper has at its scale, one below."""
+        """As many as in the paper at its scale, one below it."""
         return FIVE if scale == "paper" and pipeline in self.five else (0,)
 
 
@@ -153,7 +153,7 @@ _GRIDS = (
         ),
     ),
     Grid(
-        "additional", "Table 6: more pairs; and the same on ResNet-20, which the paper has not",
+        "additional", "Table 6: more pairs; and the same on ResNet-20, which is not in the paper",
         MORE,
         (*_vit_rows(("DeiT-T", "DeiT-S"), "DeiT-T", five=("FT",)),
          _row("ResNet20", "CIFAR-10", "FT BW")),

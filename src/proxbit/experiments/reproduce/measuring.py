@@ -1,4 +1,4 @@
-"""What is measured of a finished run besides its accuracy: bytes, milliseconds, the verdict."""
+"""The figures of a finished run besides its accuracy: bytes, milliseconds, the verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None
 
 
 def verdict_of(config: Config) -> str:
-    """What the theory says of a run's method at its strengths, phase by phase."""
+    """The theory's verdict on a run's method at its strengths, phase by phase."""
     config = resolve_method(config)
     frozen, sharp = config.frozen or 0.0, config.sharp or 0.0
     method = methods.method(

@@ -95,7 +95,7 @@ def run_there(cell: Cell, options: Options, folder: str, home: str, progress: An
 
 
 def folder_here(folder: str) -> str:
-    """The folder of the results where this node sees it, else a private one of its own.
+    """The folder of the results where this node sees it, otherwise a private one.
 
     Another user of this node may have put a folder at either place, with runs to be resumed.
     """
@@ -114,11 +114,11 @@ class NodeBoard:
         self.notes: dict[str, tuple[str, float, str]] = {}
 
     def put(self, name: str, node: str, share: float, note: str) -> None:
-        """A worker is so far with a cell."""
+        """Write down how far a worker is with a cell."""
         self.notes[name] = (node, share, note)
 
     def take(self) -> dict[str, tuple[str, float, str]]:
-        """What was written since the last look."""
+        """The entries since the last look."""
         notes, self.notes = self.notes, {}
         return notes
 
@@ -141,7 +141,7 @@ def _as_they_end(
 
 
 def _notes(ray: Any, progress: Any) -> dict[str, tuple[str, float, str]]:
-    """What the nodes have said; nothing while their board itself moves from a node that died."""
+    """The entries of the nodes; none while the board itself moves from a node that died."""
     with suppress(ray.exceptions.RayError):
         notes: dict[str, tuple[str, float, str]] = ray.get(progress.take.remote(), timeout=10)
         return notes

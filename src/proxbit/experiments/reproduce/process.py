@@ -1,4 +1,4 @@
-"""One ``proxbit train`` in a process of its own: begun or resumed, watched, stopped."""
+"""One ``proxbit train`` in its own process: begun or resumed, watched, stopped."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def wait_for(folder: RunFolder) -> None:
 def _process(arguments: list[str], folder: RunFolder, look: Look) -> tuple[int, str]:
     """The exit status of a command and, if it failed, what it said last.
 
-    Ctrl-C reaches us alone: the run is then asked once to save itself, and waited for.
+    Ctrl-C reaches us alone: we then ask the run once to save itself, and wait for it.
     """
     log = log_of(folder.path)
     child = ["-P", "-m", "proxbit.cli.child"]  # -P: no module of the working folder
@@ -112,7 +112,7 @@ def _process(arguments: list[str], folder: RunFolder, look: Look) -> tuple[int, 
 
 
 def log_of(run: Path) -> Path:
-    """What the processes of a run printed, beside its folder."""
+    """The output of a run's processes, in a file next to its folder."""
     return run.with_name(f"{run.name}.log")
 
 

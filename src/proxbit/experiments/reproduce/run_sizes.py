@@ -1,4 +1,4 @@
-"""How large runs are: from a check of the machinery to what the paper did."""
+"""The sizes of runs: from a check of the machinery to the paper's own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RunSize:
     measure: bool = True
 
     def model(self, name: str, dataset: str) -> str:
-        """What trains in the place of a model of the paper on its images."""
+        """The model that stands in for a model of the paper on its images."""
         return self.models.get(f"{name}, {dataset}", self.models.get(name, ""))
 
 

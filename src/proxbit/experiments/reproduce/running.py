@@ -1,4 +1,4 @@
-"""Cells, run one after another: each a process of its own, each result one line."""
+"""Cells, run one after another: each in its own process, each result one line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ignore(event: Event) -> None:
 
 
 def run_folder(cell: Cell, folder: str | Path) -> Path:
-    """Where the run of a cell lies."""
+    """The folder of a cell's run."""
     return Path(folder) / "runs" / cell.name
 
 
@@ -191,7 +191,7 @@ def _run_elsewhere(
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
-    """What a run depends on besides its options: a float network has no task.
+    """Everything that a run depends on besides its options: a float network has no task.
 
     A register has 8 bits unless its grid says otherwise.
     """

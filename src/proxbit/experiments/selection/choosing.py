@@ -42,7 +42,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What a selection recommends.
+    """The recommendation of a selection.
 
     Attributes:
         method: The recommended method.
@@ -128,7 +128,7 @@ def _hard(trials: Sequence[Trial], rung: Rung, method: str) -> list[float]:
 
 
 def seeds_over(trials: Sequence[Trial], rung: Rung) -> int:
-    """With how many seeds every method of a rung has run that did not fail in it."""
+    """The number of seeds with which every method of a rung has run, failed methods aside."""
     going = [method for method in rung.methods if method not in _failed(trials, rung)]
     return min((len(_hard(trials, rung, method)) for method in going), default=0)
 
@@ -175,7 +175,7 @@ def choose(
 
 
 def _rival(best: str, other: str, rungs: Sequence[Rung], trials: Sequence[Trial]) -> Rival | None:
-    """The other beside the best in the last rung of both; None where they never met."""
+    """Compare the other with the best in the last rung of both; None where they never met."""
     for rung in reversed(rungs):
         found = scores(trials, rung)
         if best in found and other in found:

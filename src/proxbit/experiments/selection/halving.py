@@ -1,6 +1,6 @@
 """The arithmetic of successive halving under a time budget: rungs, steps, noise.
 
-A rung gives every method that is left a short run of its own, whole from the first strength to the
+A rung gives every remaining method its own short run, whole from the first strength to the
 hard network, because a run cut off halfway would show a soft method before it is hard. The better
 half goes on to runs of about twice the length; the last two are told apart with several seeds.
 """
@@ -52,7 +52,7 @@ class Pace:
     epoch_steps: int
 
     def seconds(self, steps: int) -> float:
-        """What a run of so many steps takes."""
+        """Seconds of a run of so many steps."""
         return self.step * steps + self.rest * epochs_of(steps, self.epoch_steps)[0]
 
 

@@ -1,4 +1,4 @@
-"""A selection on its way: what it tries next, and when the time is over."""
+"""A selection in progress: what it tries next, and when the time is over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Look = Callable[[str, float], None]
 
 
 class Search:
-    """A selection on its way: the rungs and trials so far, and the clock."""
+    """A selection in progress: the rungs and trials so far, and the clock."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Search:
         return None
 
     def _plan(self, number: int, size: int, rungs_left: int) -> str | None:
-        """Put up the next rung; the reason if there is no time for one."""
+        """Set up the next rung; return the reason if there is no time for one."""
         last = self.rungs[-1] if self.rungs else None
         names = ranking(self.trials, last) if last else [each.method for each in self.candidates]
         names, time_left = names[:size], CAUTION * rung_share(rungs_left) * self.left
@@ -218,7 +218,7 @@ class Search:
         return None
 
     def _settle_for_fewer_seeds(self) -> None:
-        """A rung that was cut off counts as one of the seeds that all of its methods have had."""
+        """Let a rung that was cut off count with the seeds that all of its methods have run."""
         rung = self.rungs[-1]
         seeds = seeds_over(self.trials, rung)
         if seeds:

@@ -1,4 +1,4 @@
-"""The folder of a selection: what was asked, and what was done, line by line.
+"""The folder of a selection: the request, and a log of what was done, line by line.
 
 select.json     the request: configuration, minutes, methods
 log.jsonl     the pace, every rung, every trial, every pause; only ever appended to
@@ -27,7 +27,7 @@ _KINDS: dict[str, type[Any]] = {"pace": Pace, "rung": Rung, "trial": Trial}
 
 @dataclass(frozen=True)
 class Request:
-    """What a selection was asked: every run has this configuration but for method and length."""
+    """The request to a selection: every run has this configuration except method and length."""
 
     config: Config
     minutes: float

@@ -87,7 +87,7 @@ def open_trial(config: Config, out: Path | None) -> Trainer:
 def try_method(
     config: Config, rung: int, out: Path | None, watch: Watch, stop: Callable[[], bool]
 ) -> Trial:
-    """One run of a method; what goes wrong in it is said by its trial.
+    """One run of a method; its trial says what goes wrong in it.
 
     Raises ``Interrupted`` when ``stop`` says yes.
     """
