@@ -26,7 +26,7 @@ _COLOURS = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True)
 class InputForm:
-    """What a network expects of an image.
+    """The image that a network expects.
 
     Attributes:
         channels: 1 for grey, 3 for colour.
@@ -123,7 +123,7 @@ def read_image(path: str, form: InputForm, largest_side: int = LARGEST_SIDE) -> 
 
 
 def _too_large(form: InputForm, largest_side: int, given: tuple[int, int]) -> str | None:
-    """Why a picture would cost too much to read or to resize; None where it does not."""
+    """The reason why a picture costs too much to read or to resize; None where it does not."""
     resized = covering(given, form)
     if max(resized) > LONGEST * largest_side:
         shown = " x ".join(f"{n:,}" for n in resized)

@@ -1,4 +1,4 @@
-"""Networks of packed files: what a file says of itself, and the packed or float network in it."""
+"""Networks of packed files: a file's own description, and the packed or float network in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = {2: "linear", 3: "conv1d", 4: "conv2d"}
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a packed file says of itself, without its network.
+    """The description that a packed file gives of itself, without its network.
 
     Attributes:
         path: Where it lies.
@@ -194,7 +194,7 @@ def _skeleton(about: About, spec: str | None) -> nn.Module | None:
 
 @contextmanager
 def _loading(path: str | Path) -> Iterator[None]:
-    """What a file asks for can fail in as many ways as there are networks: one sentence for all."""
+    """Say in one sentence why a file cannot be loaded: a network can fail to build in many ways."""
     try:
         yield
     except ValueError as error:

@@ -65,7 +65,7 @@ def compare(hard: nn.Module, packed: nn.Module, batches: Iterable[Tensor]) -> Ag
 
 @dataclass(frozen=True, eq=False)
 class PackedRun:
-    """What packing a run gave.
+    """The result of packing a run.
 
     Attributes:
         path: The file.

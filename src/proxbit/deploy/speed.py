@@ -1,4 +1,4 @@
-"""How fast a packed network is beside the same one in float32, measured fairly."""
+"""The speed of a packed network next to the same one in float32, measured fairly."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def faster(ratio: float) -> str:
 
 
 def noise(*shape: int) -> Tensor:
-    """Images of noise, the same each time."""
+    """Images of noise, the same every time."""
     try:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
     except RuntimeError as error:  # far more memory than there is
