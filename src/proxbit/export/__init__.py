@@ -1,1 +1,1 @@
-"""Hard networks in the formats of others."""
+"""Hard networks in other projects' formats."""

@@ -1,4 +1,4 @@
-"""Constants that are larger than what they say: position tables and masks, written out."""
+"""Constants that are larger than their content: position tables and masks, written out."""
 
 from __future__ import annotations
 

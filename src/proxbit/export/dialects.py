@@ -132,7 +132,7 @@ def _wrapped(sums: Tensor, bits: int, k: float) -> Tensor:
 
 
 def _register(bits: int, slope: float) -> Callable[[Tensor], Tensor]:
-    """What a register makes of a sum, without its bookkeeping."""
+    """The output of a register for a sum, without its bookkeeping."""
     return partial(_wrapped, bits=bits, k=slope) if bits else nn.Identity()
 
 

@@ -1,4 +1,4 @@
-"""The graph of a file behind PyTorch's exporter: our nodes find their final form."""
+"""The graph of a file after PyTorch's exporter: our nodes get their final form."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def shorten(graph: Graph) -> None:
 
 
 def announce(graph: Graph) -> None:
-    """Begin with a node that nobody reads: where the library is missing, the error is its name."""
+    """Begin with a node that nobody reads: where the library is missing, the error names it."""
     from onnx import helper
 
     notice = helper.make_node(NOTICE, [], ["notice"], domain=DOMAIN)
@@ -159,7 +159,7 @@ def settle(graph: Graph) -> None:
 
 
 def fold(graph: Graph) -> None:
-    """Let our nodes do what stands right behind them: a batch norm, then an activation."""
+    """Fold what comes right after our nodes into them: a batch norm, then an activation."""
     gone = []
     for node in ours(graph):
         if node.op_type == "Unpack" or not node.output[0]:

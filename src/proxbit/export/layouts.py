@@ -162,7 +162,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _turn_reader(graph: Graph, node: Any, last: set[str], moves: _Moves, place: int) -> None:
-    """Somebody who wants channels first: a mean over pixels is told, all others get a move."""
+    """Serve a reader that wants channels first: a mean changes its axes, others get a move."""
     if _is_mean(graph, node):
         node.input[1] = graph.keep("pixels", np.array([1, 2], np.int64))
         if attributes(node).get("keepdims", 1):

@@ -1,4 +1,4 @@
-"""Linear layers of BW in ONNX Runtime's own 2-bit format, which needs no library of ours."""
+"""Linear layers of BW in ONNX Runtime's own 2-bit format, which does not need our library."""
 
 from __future__ import annotations
 

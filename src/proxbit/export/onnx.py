@@ -50,7 +50,7 @@ LIMIT = 2**31  # bytes: what one protobuf message can hold
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What was written.
+    """The ONNX file that was written.
 
     Attributes:
         path: The file.
@@ -115,7 +115,7 @@ def export_onnx(
 
 
 def _prepared(model: nn.Module, operators: str) -> nn.Module:
-    """A copy in eval mode whose binary layers are what the file shall hold."""
+    """A copy in eval mode whose binary layers are as the file is to hold them."""
     if operators in ("standard", "qonnx") and not _is_packed(model):
         return as_constants(model, DIALECTS[operators])
     net = (copy.deepcopy(model) if _is_packed(model) else packed_copy(model)).eval()
@@ -167,7 +167,7 @@ def _use_operators(graph: Any, network: nn.Module) -> None:
 def _describe(
     proto: Any, model: nn.Module, labels: Sequence[str] | None, input: dict[str, Any] | None
 ) -> None:
-    """What a loader wants to know: the classes, and what an input looks like."""
+    """The facts that a loader wants: the classes, and what an input looks like."""
     known: About = getattr(model, "_proxbit_about", About())
     held = known.labels if labels is None else tuple(labels)
     form = known.input if input is None else input
@@ -215,7 +215,7 @@ _torch_attention = functional.scaled_dot_product_attention
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
-    """Attention, with all dimensions before heads in one: the exporter knows no more than four."""
+    """Attention, with all dimensions before heads merged: the exporter knows no more than four."""
     if query.dim() <= 4 or rest or options.get("attn_mask") is not None:
         return _torch_attention(query, key, value, *rest, **options)
     q, k, v = (each.flatten(0, -4) for each in (query, key, value))

@@ -151,7 +151,7 @@ def _node(
 
 
 def _attributes(layer: PackedLayer) -> dict[str, Any]:
-    """What differs from an operator's defaults, and the shape of the weight."""
+    """The attributes that differ from an operator's defaults, and the shape of the weight."""
     form = layer.form
     found: dict[str, Any] = {"shape": list(layer.shape), "format": FORMAT}
     if form.activation:
