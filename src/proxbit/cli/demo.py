@@ -41,7 +41,7 @@ class _End:
 
 
 def demo(console: Console, quick: bool = False) -> None:
-    """Print two tables; all but the times follows from seed and thread count."""
+    """Print two tables; everything but the times depends on seed and thread count alone."""
     start, changes = time.perf_counter(), QUICK if quick else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""How commands speak: text that a terminal does not obey, mistakes in one sentence."""
+"""The voice of the commands: text that a terminal does not obey, mistakes in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def say(text: object, *, err: bool = False, nl: bool = True) -> None:
 
 
 def in_options(text: str) -> str:
-    """A sentence about arguments in Python, as one about options of a command.
+    """Turn a sentence about arguments in Python into one about options of a command.
 
     >>> in_options("pass only='*', or relu=nn.Hardtanh: sharp= is a share")
     "pass --only '*', or --relu hardtanh: --sharp is a share"
@@ -50,7 +50,7 @@ def _option(found: re.Match[str]) -> str:
 
 
 def fail(message: str, status: int = MISTAKE, everyone: bool = False) -> NoReturn:
-    """Say what is wrong and leave; of several processes the first speaks, or ``everyone``."""
+    """Say what is wrong and exit; of several processes only the first speaks, or ``everyone``."""
     if everyone or os.environ.get("RANK", "0") == "0":
         say(f"proxbit: {' '.join(in_options(message).split())}", err=True)
     raise typer.Exit(status)

@@ -129,7 +129,7 @@ def _run(cells: Any, options: Any, out: str, run_grid: Any) -> None:
 
 
 def _runner(on: str | None, cpus: float, gpus: float) -> Any:
-    """What runs the cells: this machine, or a cluster."""
+    """The runner of the cells: this machine, or a cluster."""
     if on is None:
         from proxbit.experiments.reproduce.running import run_grid
 
@@ -140,7 +140,7 @@ def _runner(on: str | None, cpus: float, gpus: float) -> Any:
 
 
 def _conclude(ended: Any, out: str) -> int:
-    """Say how it ended; the exit status."""
+    """Say how it ended, and return the exit status."""
     by_state: dict[str, list[Any]] = {}
     for event in ended:
         by_state.setdefault(event.state, []).append(event)
@@ -154,7 +154,7 @@ def _conclude(ended: Any, out: str) -> int:
 
 
 def _reasons(events: list[Any]) -> dict[str, list[Any]]:
-    """Cells that did not end well, by what is said about them."""
+    """Cells that did not end well, by the sentence about them."""
     found: dict[str, list[Any]] = {}
     for event in events:
         found.setdefault(" ".join(event.note.split()), []).append(event)

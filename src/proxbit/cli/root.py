@@ -54,7 +54,7 @@ def _version(wanted: bool) -> None:
 
 
 def _kernels() -> str:
-    """What computes here: an install without a compiler succeeds, and pip hides that it said so."""
+    """The kernels in use: an install without a compiler succeeds, and pip hides its warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kernels.KernelWarning)
         try:

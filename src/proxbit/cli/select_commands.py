@@ -96,7 +96,7 @@ def _names(text: str) -> list[str]:
 
 
 def _refuse_others(options: dict[str, Any]) -> None:
-    """A resumed selection keeps what it was asked."""
+    """Refuse options beside --resume: a resumed selection keeps its request."""
     names = ", ".join("--" + name.replace("_", "-") for name in _there(options))
     if names:
         raise ValueError(f"--resume continues what was asked: leave out {names}")

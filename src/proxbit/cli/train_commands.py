@@ -118,7 +118,7 @@ def train(
 
 
 def refuse_contradictions(folder: str, given: dict[str, Any]) -> None:
-    """A resumed run keeps its options: another value is a mistake, not a choice."""
+    """Refuse other values in a resumed run: it keeps its options."""
     from proxbit.train.run_folder import RunFolder
 
     kept = RunFolder(folder).options()
