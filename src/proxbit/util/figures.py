@@ -38,7 +38,7 @@ LOOK = {
 
 
 def check_place(path: str | Path) -> None:
-    """Refuse, before any work, a picture that could not be written."""
+    """Refuse a picture that could not be written, before any work is done."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a picture ends in .png or .svg, not {str(path)!r}")

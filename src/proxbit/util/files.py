@@ -61,7 +61,7 @@ def lock_folder(folder: Path, doing: str) -> IO[str]:
 
 
 def lock_file(file: IO[Any], *, wait: bool = True) -> None:
-    """Keep other processes from locking a file until it is closed; no more than a promise."""
+    """Keep other processes from locking a file until it is closed; the lock is only advisory."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 

@@ -24,7 +24,7 @@ class SoleFolder:
         self._lock: IO[str] | None = None
 
     def refuse_used(self) -> None:
-        """What begins, begins in a folder that is not there or empty: nothing is overwritten."""
+        """Require a folder that is missing or empty for a new start: nothing is overwritten."""
         if not self.path.exists():
             return
         inside = self.path.iterdir() if self.path.is_dir() else ()

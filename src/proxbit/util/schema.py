@@ -75,7 +75,7 @@ def record_from(kind: type[T], values: Any, source: str) -> T:
 
 
 def _built(hint: Any, value: Any, source: str) -> Any:
-    """What JSON has no word for: a record inside of a record, and a tuple."""
+    """Convert values that JSON has no type for: a record inside a record, and a tuple."""
     if is_dataclass(hint):
         return record_from(hint, value, source)  # type: ignore[arg-type]
     return tuple(value) if get_origin(hint) is tuple and isinstance(value, list) else value
@@ -91,7 +91,7 @@ def check_types(kind: type, values: dict[str, Any]) -> None:
 
 
 def _word(hint: Any) -> str:
-    """What a value of this type is called."""
+    """The name of a value of this type."""
     held = [each for each in get_args(hint) if each is not ...][-1:]
     inside = [WORDS[each] for each in held if each in WORDS]
     return WORDS[get_origin(hint) or hint] + "".join(f" of {each} each" for each in inside)

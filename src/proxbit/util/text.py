@@ -1,4 +1,4 @@
-"""Words for people, and from them: tables, sizes, lists, places, errors, numbers, odd names."""
+"""Words for people, and from people: tables, sizes, lists, places, errors, numbers, odd names."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def last_part(place: str) -> str:
-    """What a place is called, wherever its folder may be.
+    """The name of a place, wherever its folder may be.
 
     >>> last_part("npz:/tmp/c10.npz"), last_part("npz:c10.npz"), last_part("nets/a.py:build")
     ('c10.npz', 'c10.npz', 'a.py:build')
@@ -97,7 +97,7 @@ def last_part(place: str) -> str:
 
 
 def without_folder(place: str) -> str:
-    """The same place with no word of the machine that it is on.
+    """The same place without any folder of the machine that it is on.
 
     >>> without_folder("npz:/home/ann/c10.npz"), without_folder("timm/resnet50")
     ('npz:c10.npz', 'timm/resnet50')
@@ -107,7 +107,7 @@ def without_folder(place: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""What an error says, without its further lines.
+    r"""The type of an error and the first line of its message.
 
     >>> first_line(ValueError("one\ntwo")), first_line(ZeroDivisionError())
     ('ValueError: one', 'ZeroDivisionError')
@@ -117,7 +117,7 @@ def first_line(error: BaseException) -> str:
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers between colons; none at all where one of them is no number.
+    """The numbers between colons; none at all where one of them is not a number.
 
     >>> numbers("0.1:10"), numbers("5"), numbers("5:x")
     ([0.1, 10.0], [5.0], [])

@@ -26,7 +26,7 @@ def trace(model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> fx.Graph | N
 
 
 class _Tracer(fx.Tracer):
-    """Takes down the calls of leaves by standing in for them in this one model.
+    """Records the calls of leaves by standing in for them in this one model.
 
     ``fx.Tracer.trace`` patches ``nn.Module`` for the whole process, and meanwhile every forward of
     another thread fails, whatever its model: a server could not load a network while it serves.

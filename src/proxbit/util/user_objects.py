@@ -24,7 +24,7 @@ def user_object(spec: str, *kinds: type) -> Any:
     if not file.endswith(".py"):
         raise ValueError(f"{spec!r} names no object of a file: write FILE.py:NAME")
     if name and not name.isidentifier():  # before the file runs
-        raise ValueError(f"{name!r} of {spec!r} is no name of an object: write FILE.py:NAME")
+        raise ValueError(f"{name!r} of {spec!r} is not the name of an object: write FILE.py:NAME")
     module = _run(file)
     found = vars(module).get(name)
     kinds = kinds or (object,)
@@ -68,7 +68,7 @@ def _neighbours(folder: Path) -> Iterator[None]:
 
 
 def _public(module: ModuleType, kinds: tuple[type, ...]) -> list[str]:
-    """What a file has to offer: no modules, and no functions or classes that it imported."""
+    """The objects that a file offers: no modules, and no functions or classes that it imported."""
     return [
         name
         for name, value in vars(module).items()
