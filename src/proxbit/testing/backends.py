@@ -1,4 +1,4 @@
-"""Choosing the kernels in the midst of a process: for tests, where nothing else computes."""
+"""Switching the kernels within a process: for tests, where nothing else computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a method: one small network through its whole way, from binarize to load."""
+"""The contract of a method: one small network all the way from binarize to load."""
 
 from __future__ import annotations
 
