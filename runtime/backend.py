@@ -1,6 +1,6 @@
-"""The build of ``proxbit-runtime``: scikit-build-core, on the sources that the repository has once.
+"""The build of ``proxbit-runtime``: scikit-build-core, on sources shared with the repository.
 
-In the repository, ``shared`` is made anew from the folder above; a source distribution brings it.
+In the repository, ``shared`` is rebuilt from the folder above; a source distribution contains it.
 """
 
 from __future__ import annotations

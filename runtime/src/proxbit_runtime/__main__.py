@@ -17,7 +17,7 @@ MISTAKE = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; its status."""
+    """Run the command, and return its status."""
     given = _parser().parse_args(arguments)
     try:
         if not given.images and not given.bench:
@@ -66,7 +66,7 @@ def _recognize(network: Network, images: list[str], top: int, as_json: bool) -> 
 
 
 def _bench(network: Network, batch_size: int, seconds: float, as_json: bool) -> None:
-    """Median and best of runs on random inputs, behind a few that warm up."""
+    """Median and best time on random inputs, after a few warm-up runs."""
     random = np.random.default_rng(0)
     feeds = {}
     for entry in network.session.get_inputs():

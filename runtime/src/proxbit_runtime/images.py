@@ -14,7 +14,7 @@ MOST_SIDE = 16384  # pixels, of an image on the way to its input
 
 @dataclass(frozen=True)
 class InputForm:
-    """What a network expects of an image.
+    """The image that a network expects.
 
     Attributes:
         channels: 1 for grey, 3 for colour.
@@ -50,7 +50,7 @@ class InputForm:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image."""
+        """The shape of one image."""
         return self.channels, self.height, self.width
 
     def read(self, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""A network from a file: its session, its classes, and what it wants of an image."""
+"""A network from a file: its session, its classes, and the image that it expects."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def load(path: str | Path, threads: int | None = None) -> Network:
 
 
 def _fact(path: str | Path, facts: dict[str, str], name: str) -> Any:
-    """What the metadata say under a name; None where they say nothing."""
+    """The JSON value in the metadata under a name; None where there is none."""
     try:
         return json.loads(facts[name]) if name in facts else None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Where the operators are."""
+"""The place of the operators' shared library."""
 
 from __future__ import annotations
 
