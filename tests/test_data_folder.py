@@ -203,7 +203,7 @@ def refused(root: Path, sentence: str) -> None:
 def test_folders_that_do_not_fit_are_refused(root: Path, tmp_path: Path) -> None:
     refused(root / "none", f"{root / 'none'} needs the folders train and val (or test)")
     (root / "val" / "fox").mkdir()
-    refused(root, f"{root / 'val'} has the class 'fox', which {root / 'train'} has not")
+    refused(root, f"{root / 'val'} has the class 'fox', which {root / 'train'} lacks")
     (root / "val" / "fox").rename(root / "val" / "emu")
     refused(root, f"{root / 'val' / 'emu'} has no image (.jpg .jpeg .png")
     (root / "val" / "emu").rename(root / "train" / "gnu")

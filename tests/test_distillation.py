@@ -639,8 +639,8 @@ MISUSES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: (lambda m: Distiller(m, m))(cnn()),
         "student and teacher are one module",
     ),
-    "negative": (lambda: Distiller(cnn(), cnn(), Terms(logits=-1)), "logits=-1 is no weight"),
-    "nan": (lambda: Distiller(cnn(), cnn(), Terms(labels=math.nan)), "labels=nan is no weight"),
+    "negative": (lambda: Distiller(cnn(), cnn(), Terms(logits=-1)), "logits=-1 cannot weigh"),
+    "nan": (lambda: Distiller(cnn(), cnn(), Terms(labels=math.nan)), "labels=nan cannot weigh"),
     "nothing": (lambda: Distiller(cnn(), cnn(), Terms(0, 0, 0, 0)), "no term acts: give one of"),
     "cold": (
         lambda: Distiller(cnn(), cnn(), Terms(relations=0, hidden=0, temperature=0)),

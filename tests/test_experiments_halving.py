@@ -119,7 +119,7 @@ def test_a_rung_that_is_not_over_does_not_decide():
     rungs = [Rung(1, ("a", "b"), 40, 1), Rung(2, ("a", "b"), 80, 2)]
     trials = trials_of({"a": [0.8], "b": [0.7]}, 1) + trials_of({"a": [0.1], "b": [0.9, 0.9]}, 2)
     assert is_over(trials, rungs[0]) and not is_over(trials, rungs[1])
-    choice = choose(Config(), candidates("a", "b"), rungs, trials, "the time was over", 1.0)
+    choice = choose(Config(), candidates("a", "b"), rungs, trials, "the time ran out", 1.0)
     assert choice.method == "a" and choice.rung == 1 and "ended early" in str(choice)
 
 

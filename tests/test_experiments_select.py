@@ -236,7 +236,7 @@ def test_seeds_that_all_methods_have_had_count_where_the_time_was_over(config, m
         trials.append(each)
         if (each.rung, each.seed, each.method) == (1, 1, "bc"):
             clock.now += 1e6
-    assert choice.early == "the time was over in rung 1"
+    assert choice.early == "the time ran out in rung 1"
     assert (choice.runs, choice.rung, len(choice.rivals)) == (1, 1, 1)
     first = {t.method: t.hard for t in trials if t.rung == 1 and t.seed == 0}
     assert choice.hard == max(first.values())

@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "timm/dla46_c": ({"drop_path": 0.1}, "unknown option of timm/dla46_c 'drop_path'"),
     "timm/vit_tiny_patch16_224": (
         {"image_size": 28},
-        "28 is no multiple of the patch size 16 of timm/vit_tiny_patch16_224: "
+        "28 is not a multiple of the patch size 16 of timm/vit_tiny_patch16_224: "
         "choose patch_size: 2, 4, 7, 14",
     ),
     "timm/deit_tiny_patch16_224": ({"image_size": 31}, "choose another image_size"),
@@ -260,7 +260,7 @@ def test_tiny_vit_has_the_stated_size_and_takes_options(timm: Any) -> None:
 @given(st.integers(1, 300))
 def test_the_patch_gives_a_whole_grid_of_seven_or_eight(size: int) -> None:
     if size % 7 and size % 8:
-        with pytest.raises(ValueError, match=f"{size} is no multiple of 7 or 8: pass a patch_size"):
+        with pytest.raises(ValueError, match=f"{size} is not a multiple of 7 or 8: pass a patch"):
             patch_for(size)
     else:
         assert size / patch_for(size) in (7, 8)

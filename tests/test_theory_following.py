@@ -317,6 +317,6 @@ def test_two_step_sizes_end_the_trail():
     groups = [{"params": [model[0].weight]}, {"params": [model[0].bias], "lr": 0.1}]
     optimizer = torch.optim.SGD(groups, lr=0.05)
     trail = follow(model, optimizer)
-    with pytest.warns(UserWarning, match=r"one step size for all weights, here are 0.05 and 0.1"):
+    with pytest.warns(UserWarning, match=r"size for all weights, and here are 0.05 and 0.1"):
         train(model, optimizer, x, y, 1)
     assert str(trail).startswith("no step was followed: the theorem has one step size")

@@ -149,7 +149,7 @@ class Attachment:
         theirs = {bare(name): quantizer for name, quantizer in named_quantizers(copy).items()}
         odd = sorted(mine.keys() ^ theirs.keys())
         if odd:
-            raise ValueError(f"this is no copy of the model: {odd[0]!r} is only in one of the two")
+            raise ValueError(f"this is not a copy of the model: {odd[0]!r} is in one of them only")
         for name, quantizer in theirs.items():
             quantizer.restored(mine[name] | {"hard": quantizer.hard})
 

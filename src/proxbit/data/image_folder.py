@@ -90,7 +90,7 @@ def open_folder(root: Path) -> FolderSet:
     strange = [name for name in seen if name not in set(classes)]
     if strange:
         raise ValueError(
-            f"{tests[0]} has the class {strange[0]!r}, which {train} has not: remove or rename it"
+            f"{tests[0]} has the class {strange[0]!r}, which {train} lacks: remove or rename it"
         )
     if not seen:
         raise ValueError(f"{tests[0]} has no class folders: put images into {tests[0] / 'CLASS'}")

@@ -103,7 +103,7 @@ def noise(*shape: int) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
     except RuntimeError as error:  # far more memory than there is
         raise ValueError(
-            f"no memory for images of shape {shape}: choose a smaller batch"
+            f"not enough memory for images of shape {shape}: choose a smaller batch"
         ) from error
 
 

@@ -126,11 +126,11 @@ def _require_known(options: dict[str, Any], largest_side: int) -> None:
     for key, value in options.items():
         most = largest_side if key == "image_size" else _LARGEST.get(key)
         if most is None or type(value) not in (int, float) or value < 0:
-            raise ValueError(f"it asks for {key}={value!r} of its network: give skeleton= instead")
+            raise ValueError(f"it asks for {key}={value!r} for its network: give skeleton= instead")
         if value > most:
             raise_it = ", or raise largest_side (--largest-side)" if key == "image_size" else ""
             raise ValueError(
-                f"it asks for {key}={value!r} of its network, more than {most}: give skeleton= "
+                f"it asks for {key}={value!r} for its network, more than {most}: give skeleton= "
                 f"instead{raise_it}"
             )
 

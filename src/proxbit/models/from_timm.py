@@ -185,6 +185,6 @@ def _check_patches(model: nn.Module, name: str, image_size: int) -> None:
         fitting = [str(n) for n in range(2, image_size // 2 + 1) if image_size % n == 0]
         advice = f"patch_size: {', '.join(fitting)}" if fitting else "another image_size"
         raise ValueError(
-            f"an image size of {image_size} is no multiple of the patch size {side} of "
+            f"an image size of {image_size} is not a multiple of the patch size {side} of "
             f"timm/{name}: choose {advice}"
         )

@@ -45,6 +45,6 @@ def patch_for(image_size: int) -> int:
         if image_size % grid == 0:
             return image_size // grid
     raise ValueError(
-        f"tiny_vit cuts an image into 7x7 or 8x8 patches, and {image_size} is no multiple of "
+        f"tiny_vit cuts an image into 7x7 or 8x8 patches, and {image_size} is not a multiple of "
         "7 or 8: pass a patch_size that divides it"
     )

@@ -58,7 +58,9 @@ def _safetensors(file: Path) -> Any:
     try:
         return load_file(file)
     except Exception as error:  # damaged in one of many ways
-        raise ValueError(f"'{file}' is no whole safetensors file ({first_line(error)})") from error
+        raise ValueError(
+            f"'{file}' is not a whole safetensors file ({first_line(error)})"
+        ) from error
 
 
 def _torch(file: Path) -> Any:
@@ -66,7 +68,7 @@ def _torch(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"'{file}' is no torch file of tensors alone, and nothing in it was run "
+            f"'{file}' is not a torch file of tensors alone, and nothing in it was run "
             f"({first_line(error)}): save the state_dict by itself, best as safetensors"
         ) from error
 

@@ -114,7 +114,7 @@ def _put(
     state = model.state_dict()
     for name, tensor in given.items():
         if tensor.is_complex():
-            raise ValueError(f"{name!r} in '{path}' is complex: a model of real numbers has no use")
+            raise ValueError(f"{name!r} in '{path}' is complex, and the model is real: not usable")
         try:
             value = torch.empty_like(own[name]).copy_(tensor)
         except Exception as error:
@@ -123,6 +123,6 @@ def _put(
             ) from error
         # Where the model itself has an infinity (a mask), the file may have it, too.
         if bool((~value.isfinite() & own[name].isfinite()).any()):
-            raise ValueError(f"{name!r} in '{path}' has values that are not finite: nothing to use")
+            raise ValueError(f"{name!r} in '{path}' has values that are not finite: not usable")
         state[names[name]] = value
     model.load_state_dict(state)

@@ -85,7 +85,7 @@ class Trail:
         elif len(rates) > 1:
             self._end(
                 f"the theorem has one step size for all weights, "
-                f"here are {' and '.join(f'{rate:g}' for rate in rates)}"
+                f"and here are {' and '.join(f'{rate:g}' for rate in rates)}"
             )
         else:
             for one in self._watched:

@@ -65,7 +65,7 @@ def require_same(now: Config, kept: Any, folder: Path, cure: str = "") -> list[s
     if not isinstance(kept, dict):
         raise ValueError(
             f"the checkpoint in {str(folder)!r} does not say which configuration it belongs to: "
-            f"it is of an older proxbit{cure}"
+            f"it is from an older proxbit{cure}"
         )
     matter, free = changes(now, kept)
     if matter:

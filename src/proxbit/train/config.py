@@ -249,7 +249,7 @@ class Config:
             check_field(each, getattr(self, each.name))
         if self.grad_accum_steps > self.batch_size:
             raise ValueError(
-                f"a batch of {self.batch_size} has no {self.grad_accum_steps} parts to accumulate"
+                f"a batch of {self.batch_size} cannot be cut into {self.grad_accum_steps} parts"
             )
 
     def to_json(self) -> str:

@@ -312,7 +312,7 @@ def _check(terms: Terms) -> None:
     weights = {name: getattr(terms, name) for name in NAMES}
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
-            raise ValueError(f"{name}={weight} is no weight of a loss: pass 0 or more")
+            raise ValueError(f"{name}={weight} cannot weigh a loss: pass 0 or more")
     if not any(weights.values()):
         raise ValueError(f"no term acts: give one of {', '.join(NAMES)} a weight above 0")
     if not 0 < terms.temperature < math.inf:

@@ -138,7 +138,7 @@ def _expected(normalize: str, channels: int) -> tuple[tuple[float, ...], tuple[f
     if normalize == "half":
         return (0.5,) * channels, (0.5,) * channels
     if channels != 3:
-        raise ValueError(f"ImageNet's mean is of 3 channels, and these images have {channels}")
+        raise ValueError(f"ImageNet's mean has 3 channels, and these images have {channels}")
     return MEAN, STD
 
 
@@ -179,7 +179,7 @@ def resolve(
     if (config.frozen or 0) + (config.sharp or 0) >= 1:
         raise ValueError(
             f"the sharp ({config.sharp}) and frozen ({config.frozen}) shares leave no soft steps: "
-            "together they are below 1"
+            "keep their sum below 1"
         )
     # In the paper's settings all methods are trained alike, float or not, whatever the task.
     binary, alike = method.binary, config.settings == "paper"

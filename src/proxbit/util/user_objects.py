@@ -22,7 +22,7 @@ def user_object(spec: str, *kinds: type) -> Any:
     """
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py"):
-        raise ValueError(f"{spec!r} names no object of a file: write FILE.py:NAME")
+        raise ValueError(f"{spec!r} does not name an object in a file: write FILE.py:NAME")
     if name and not name.isidentifier():  # before the file runs
         raise ValueError(f"{name!r} of {spec!r} is not the name of an object: write FILE.py:NAME")
     module = _run(file)

@@ -65,7 +65,7 @@ def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
         _refuse_unknown(axis, wanted, cells)
         cells = [each for each in cells if not wanted or each.axes[axis].lower() in wanted]
     if not cells:
-        raise ValueError(f"no cell of {grid.name} at scale {query.scale} is all that was asked for")
+        raise ValueError(f"no cell of {grid.name} at scale {query.scale} fits all that was asked")
     return cells
 
 

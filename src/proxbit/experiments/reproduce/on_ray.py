@@ -159,7 +159,7 @@ def _fetch(ray: Any, ref: Any) -> ResultLine:
         raise ValueError(words) from None
     except ray.exceptions.RayError as error:
         tries = TRIES_MORE + 1
-        raise ValueError(f"Ray gave it up after {tries} tries: {first_line(error)}") from None
+        raise ValueError(f"Ray gave up after {tries} tries: {first_line(error)}") from None
 
 
 @contextmanager

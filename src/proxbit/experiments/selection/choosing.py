@@ -91,7 +91,7 @@ class Recommendation:
             f"images, {runs} of {self.steps} steps",
             f"  {self.verdict}",
             *(f"  {_in_words(rival)}" for rival in self.rivals),
-            *(f"  {method}: not tried, the time was over" for method in self.untried),
+            *(f"  {method}: not tried, the time ran out" for method in self.untried),
         ]
         if self.tied:
             lines.append(f"within noise of it: {', '.join(self.tied)}; more minutes may tell")

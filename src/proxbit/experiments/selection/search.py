@@ -213,7 +213,7 @@ class Search:
                     continue
                 trial = self._run(rung, method, seed)
                 if trial is None:
-                    return f"the time was over in rung {rung.number}"
+                    return f"the time ran out in rung {rung.number}"
                 yield trial
         return None
 
