@@ -14,7 +14,7 @@ from torch.nn import functional
 import proxbit as pb
 from proxbit.binarization.bypass import read_directly
 from proxbit.data import fashion_mnist
-from proxbit.export.onnx import STANDARD, ConstantWeight, _as_constants
+from proxbit.export.dialects import STANDARD, ConstantWeight, as_constants
 from proxbit.nn import Layout, layout_of
 from proxbit.util.text import alike
 
@@ -569,9 +569,9 @@ def test_exported_constants_stand_where_their_parameters_stood(name: str) -> Non
     pb.binarize(model, "bc", parametrize="odd")
     pb.harden(model)
     x = torch.randn(shape)
-    outputs = [net["odd"](x) for net in (model, _as_constants(model, STANDARD))]
+    outputs = [net["odd"](x) for net in (model, as_constants(model, STANDARD))]
     torch.testing.assert_close(*(out[0] if isinstance(out, tuple) else out for out in outputs))
-    for constant in _as_constants(model, STANDARD).modules():
+    for constant in as_constants(model, STANDARD).modules():
         if isinstance(constant, ConstantWeight):
             assert torch.equal(constant.values.abs(), constant.scale.expand_as(constant.values))
 
