@@ -1,7 +1,6 @@
 """Write the tables of docs/performance.md from results/speed/*.json, one for each machine."""
 
 import json
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,12 @@ def machine(path: Path) -> str:
         f"Commit {about['commit']}, {about['date']}.",
     ]
     rows = [row for row in held["rows"] if not row["contender"].startswith("hard")]
-    for (network, batch, threads), some in groupby(
-        rows, key=lambda row: (row["network"], row["batch"], row["threads"])
-    ):
+    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for row in rows:  # rows of one network may have been measured at different times
+        groups.setdefault((row["network"], row["batch"], row["threads"]), []).append(row)
+    for (network, batch, threads), some in groups.items():
         title = f"### {network}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
-        lines += [f"{title} ({about['kernels']})", table(HEAD, cells(list(some)))]
+        lines += [f"{title} ({about['kernels']})", table(HEAD, cells(some))]
     return "\n\n".join(lines)
 
 

@@ -49,6 +49,7 @@ CONTENDERS = {
     "BW": ("1-bit weights,\nproxbit", GREEN),
     "BW input8": ("the same with 8-bit\ninputs, proxbit", GREEN),
     "BWA": ("1-bit weights and\ninputs, proxbit", GREEN),
+    "BWA in ONNX Runtime": ("the same in\nONNX Runtime", GREEN),
 }
 
 
