@@ -2,7 +2,8 @@
 
     python benchmarks/run_lines.py ROUND RUN... --results results/new-classes.jsonl
 
-Lines have the form of results/recipes.jsonl. Where images and weights lay is left out.
+Lines have the form of results/recipes.jsonl, and *last*, the hard network's accuracy after the last
+epoch (*hard* is that of the best epoch). Where images and weights lay is left out.
 """
 
 import argparse
@@ -22,6 +23,7 @@ def line_of(name: str, run: Path) -> dict[str, Any]:
     )
     options = {key: value for key, value in config.items() if key not in PLACES}
     figures = {key: value for key, value in result.items() if key not in config}
+    figures["last"] = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["hard"]
     figures |= {key: about[key] for key in ABOUT}
     return {"rounds": [name], "seed": config["seed"], "options": options, "result": figures}
 

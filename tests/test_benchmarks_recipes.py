@@ -132,8 +132,9 @@ def test_the_folder_of_a_run_is_a_line_without_places(tmp_path: Path) -> None:
     }
     for name, values in held.items():
         (run / f"{name}.json").write_text(json.dumps(values))
+    (run / "metrics.jsonl").write_text('{"hard": 0.5}\n{"hard": 0.4}\n')
     (line,) = lines.new_lines("a", [run, run], "")
     assert "/home" not in line and lines.new_lines("a", [run], line) == []
     found = json.loads(line)
     assert (found["rounds"], found["seed"], found["options"]) == (["a"], 3, {"lr": 0.1})
-    assert found["result"]["hard"] == 0.5
+    assert (found["result"]["hard"], found["result"]["last"]) == (0.5, 0.4)

@@ -96,8 +96,9 @@ def test_generated_tables_are_current():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_picture_of_the_readme_is_current():
-    script = ROOT / "tools" / "draw_overview.py"
+@pytest.mark.parametrize("tool", ["draw_overview.py", "summarize_results.py"])
+def test_pictures_and_tables_of_results_are_current(tool):
+    script = ROOT / "tools" / tool
     result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -393,7 +393,7 @@ def test_a_given_format_beats_the_ending():
 
 def test_the_page_of_our_results_is_that_of_our_lines():
     root = Path(__file__).resolve().parents[1]
-    page = (root / "docs" / "results.md").read_text()
+    page = (root / "docs" / "results" / "tables.md").read_text()
     folders = page.split("- From: ")[1].split("\n")[0].split(", ")
     lines = read_folders([root / folder for folder in folders])
     assert page == render(lines, "markdown", folders)

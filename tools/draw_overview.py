@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,19 +127,20 @@ def draw() -> Figure:
     return figure
 
 
-def main(check: bool) -> int:
-    """Write the picture, or say that it is out of date."""
+def write_or_check(check: bool, picture: Path, figure: Callable[[], Figure], tool: str) -> int:
+    """Write the picture, or say that it is out of date and which tool draws it."""
     if not check:
-        write_figure(PICTURE, draw)
+        write_figure(picture, figure)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        new = Path(folder, "overview.svg")
-        write_figure(new, draw)
-        same = new.read_bytes() == PICTURE.read_bytes() or not pinned()
+        new = Path(folder, picture.name)
+        write_figure(new, figure)
+        same = new.read_bytes() == picture.read_bytes() or not pinned()
     if not same:
-        print("docs/overview.svg is out of date: run python tools/draw_overview.py")
+        print(f"{picture.relative_to(ROOT)} is out of date: run python {tool}")
     return 0 if same else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("--check" in sys.argv[1:]))
+    checks = "--check" in sys.argv[1:]
+    raise SystemExit(write_or_check(checks, PICTURE, draw, "tools/draw_overview.py"))
