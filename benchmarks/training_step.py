@@ -108,6 +108,7 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
         mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, the most that glibc takes
+    gc.freeze()  # the imports, which each collection before a turn would look through again
 
 
 def enrol(setting: Setting, contender: Contender, seed: int) -> Learner:

@@ -43,8 +43,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     from proxbit.kernels.library import backends
 
     built, _, chosen = backends()
-    ran = [f"{name} {'ran' if name in EXECUTED else 'did not run'}" for name in built]
-    terminalreporter.write_line(f"kernels: {', '.join(ran) or 'not built'}; {chosen} is in use")
+    ran = ", ".join(f"{name} {'ran' if name in EXECUTED else 'did not run'}" for name in built)
+    about = ran if EXECUTED else "no test chose a backend" if built else "not built"
+    terminalreporter.write_line(f"kernels: {about}; {chosen} is in use")
 
 
 @pytest.fixture(autouse=True)

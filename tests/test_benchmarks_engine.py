@@ -6,10 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.slow  # processes that import torch and time layers
 
@@ -49,7 +53,6 @@ def test_every_layer_meets_every_contender_of_ours(layers: dict[str, Any]) -> No
 def test_a_ratio_of_layers_has_its_rounds_and_its_error(layers: dict[str, Any]) -> None:
     for row in layers["rows"]:
         timing = row["timing"]
-        assert timing["ratio"] > 0
         assert timing["rounds"] == layers["environment"]["rounds"]
         assert timing["least_us"] <= timing["us"]
         if row["contender"] in ("BWA", "BWAA"):
@@ -92,6 +95,28 @@ def test_the_numbers_carry_their_evidence(layers: dict[str, Any], networks: dict
     for about in (layers["environment"], networks["environment"]):
         assert {"cpu", "cores", "threads", "versions", "commit", "command", "kernels"} <= set(about)
         assert "torch " in about["versions"]
+
+
+@given(mine=st.floats(1e-4, 9), base=st.floats(1e-4, 9), copies=st.integers(1, 3))
+def test_a_ratio_says_how_many_times_faster_than_the_other_one_is(
+    mine: float, base: float, copies: int
+) -> None:
+    """On a clock that only calls move."""
+    now = [0.0]
+
+    def takes(seconds: float) -> list[Callable[[], None]]:
+        return [lambda: now.append(now.pop() + seconds)] * copies
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        pairing = importlib.import_module("pairing")
+        clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None)
+        patch.setattr(pairing, "time", clock)
+        patch.setattr(pairing, "gc", SimpleNamespace(collect=int))
+        timing = pairing.compare(takes(mine), takes(base), rounds=3)
+    assert (timing.ratio, timing.best) == (pytest.approx(base / mine),) * 2
+    assert (timing.us, timing.least_us) == (pytest.approx(1e6 * mine),) * 2
+    assert timing.spread == pytest.approx(0, abs=1e-6 * timing.ratio)
 
 
 @pytest.mark.parametrize(("over", "reached"), [("float", "1 of 2"), ("BW", "2 of 2")])

@@ -4,7 +4,6 @@ import importlib
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -93,23 +92,27 @@ def test_a_row_says_what_is_not_the_default(recipes: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_is_run_recorded_shown_and_not_run_again(tmp_path: Path) -> None:
+def test_a_round_is_run_recorded_shown_and_not_run_again(
+    recipes: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rng = np.random.default_rng(0)
     parts = {f"x_{part}": rng.integers(0, 256, (40, 32, 32, 3), "u1") for part in ("train", "test")}
     labels = {f"y_{part}": np.arange(40) % 10 for part in ("train", "test")}
     np.savez(tmp_path / "images.npz", **parts, **labels)
     save_file(build("resnet20").state_dict(), tmp_path / "w.safetensors")
     command = [
-        sys.executable, ROOT / "benchmarks" / "recipes.py", "try", "--data", "npz:images.npz",
-        "--weights", "w.safetensors", "--results", "lines.jsonl", "--markdown", "page.md",
-        "--threads", "1",
+        recipes.__file__, "try", "--data", "npz:images.npz", "--weights", "w.safetensors",
+        "--results", "lines.jsonl", "--markdown", "page.md", "--threads", "1",
     ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     few = ["method=bc", "max_steps_per_epoch=1", "batch_size=8", "val_split=0.5", "recalibrate=1"]
     for arguments, ran in ((few, 1), (["--seeds", "0", "1"], 1)):
-        done = subprocess.run(
-            [*command, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
-        )
-        assert done.stdout.count("soft, hard at once, hard") == ran
+        monkeypatch.setattr(sys, "argv", [*command, *arguments])
+        recipes.main()
+        assert capsys.readouterr().out.count("soft, hard at once, hard") == ran
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
     assert [(line["rounds"], line["seed"]) for line in lines] == [(["try"], 0), (["try"], 1)]
     assert all(0 <= line["result"]["hard"] <= 1 for line in lines)

@@ -18,7 +18,7 @@ from proxbit.cli.root import app
 from proxbit.deploy.packed_networks import float_network
 from proxbit.packfile.file import read, write
 from proxbit.train.fitting import load_network
-from small_net import NET
+from small_net import NET, write_images
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = (
@@ -53,10 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of 3 classes, and runs: ``known`` (resnet8, BW), ``own`` (FILE.py, BWA), ``float``."""
     path = tmp_path_factory.mktemp("place")
     (path / "net.py").write_text(NETS)
-    random, labels = np.random.default_rng(0), np.arange(48) % 3
-    noise = random.integers(0, 120, (48, 8, 8, 3)) + 60 * labels[:, None, None, None]
-    images = noise.astype("u1")
-    np.savez(path / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    write_images(path / "i.npz", 48)
     data = f"--data=npz:{path}/i.npz"
     for name, more in {
         "known": ["--model=resnet8"],

@@ -8,14 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from proxbit.cli.select_commands import select
-from small_net import NET
+from small_net import NET, write_images
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 COMMAND = "import typer; from proxbit.cli.select_commands import select; typer.run(select)"
@@ -42,11 +41,7 @@ torch.Tensor.backward = backward
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
-    random, labels = np.random.default_rng(0), np.arange(300) % 3
-    images = (random.integers(0, 120, (300, 8, 8, 3)) + 60 * labels[:, None, None, None]).astype(
-        "u1"
-    )
-    np.savez("i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    write_images(Path("i.npz"), 300)
     options = {"model": "net.py:net", "data": "npz:i.npz", "batch_size": 10, "recalibrate": 1}
     Path("c.json").write_text(json.dumps(options | {"cpu": True, "epochs": 1}))
     return tmp_path

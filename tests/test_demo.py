@@ -30,7 +30,7 @@ def test_the_quick_demo_shows_every_method_and_packs_the_last_two() -> None:
         held, written, ratio, other = (float(cell.replace(",", "")) for cell in row[1:5])
         assert ratio == pytest.approx(held / written, abs=0.05) and ratio > 10
         assert other <= 2  # of 2,000: a sign may turn where rounding decides it
-        assert min(float(cell) for cell in row[6:8]) > 0
+        assert all(0.01 < float(cell) < 1000 for cell in row[6:8])  # milliseconds they are
 
 
 @pytest.mark.parametrize(

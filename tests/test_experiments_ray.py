@@ -13,6 +13,7 @@ import pytest
 from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.on_ray import NodeBoard, folder_here, require_answer, run_grid
 from proxbit.experiments.reproduce.results import read_results
+from small_net import SLOW, write_images
 
 SCRIPT = Path(__file__).parent / "workers" / "ray_grid.py"
 
@@ -50,10 +51,13 @@ def test_the_board_gives_each_note_once():
 @pytest.fixture(scope="module")
 def cluster_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
     pytest.importorskip("ray", reason="Ray is an extra: pip install 'proxbit[cluster]'")
-    folder = tmp_path_factory.mktemp("ray") / "results"
+    place = tmp_path_factory.mktemp("ray")
+    folder = place / "results"
+    (place / "net.py").write_text(SLOW)
+    write_images(place / "i.npz", 64)
     quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
-        [sys.executable, SCRIPT, folder], capture_output=True, text=True, timeout=240,
+        [sys.executable, SCRIPT, folder, place], capture_output=True, text=True, timeout=240,
         env=os.environ | quiet,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from proxbit.experiments.reproduce.configs import Missing, Options
@@ -22,23 +21,12 @@ from proxbit.experiments.reproduce.running import run_cell, run_folder, run_grid
 from proxbit.train import Config, fit
 from proxbit.train.records import read_records
 from proxbit.train.run_folder import RunFolder
-from small_net import NET
+from small_net import SLOW, write_images
 
 NETS = (
-    NET
+    SLOW
     + """
 import os
-import time
-from pathlib import Path
-
-class Slow(nn.Module):
-    def forward(self, x):
-        if self.training and not Path(__file__).with_name("hurry").exists():
-            time.sleep(0.5)
-        return x
-
-def slow(classes, channels):
-    return nn.Sequential(Slow(), net(classes, channels))
 
 def dies_once(classes, channels):
     marker = Path(__file__).with_name("died")
@@ -59,10 +47,7 @@ def dies(classes, channels):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "net.py").write_text(NETS)
-    labels = np.arange(256) % 3
-    noise = np.random.default_rng(0).integers(0, 120, (256, 8, 8, 3))
-    images = (noise + 60 * labels[:, None, None, None]).astype("u1")
-    np.savez(path / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    write_images(path / "i.npz", 256)
     return path
 
 
@@ -227,7 +212,8 @@ def test_packed_figures_are_those_of_the_file(place, tmp_path):
     assert found["bytes"] == (tmp_path / "bnn++" / "net.safetensors").stat().st_size
     # Milliseconds of one image: several of both were timed, and a network takes microseconds.
     assert 0.01 < found["ms"] < elapsed / 2 and 0.01 < found["float_ms"] < elapsed / 2
-    assert packed_figures(tmp_path / "fp") is None
+    with pytest.raises(ValueError, match="is a float one"):
+        packed_figures(tmp_path / "fp")
 
 
 def test_the_verdict_follows_the_method_and_its_settings():

@@ -136,6 +136,17 @@ def test_a_saved_weight_that_was_changed_since_is_refused(tmp_path: Path) -> Non
         pb.save(net, tmp_path / "a")
 
 
+@torch.no_grad()
+def test_a_file_holds_the_scales_that_were_loaded_since(tmp_path: Path) -> None:
+    one, other = (
+        quietly(hard(nn.Sequential(nn.Conv3d(2, 5, 3)), parametrize="*")) for _ in range(2)
+    )
+    one.load_state_dict(other.state_dict())
+    for net, name in ((one, "a"), (other, "b")):
+        pb.save(net, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 @pytest.mark.parametrize("task", ["BW", "BWA"])
 @torch.no_grad()
 def test_a_linear_layer_with_inputs_first_is_packed(task: str, tmp_path: Path) -> None:

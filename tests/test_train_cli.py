@@ -18,6 +18,7 @@ from proxbit.cli.root import app
 from proxbit.train import Config, Record, evaluate, open_run
 from proxbit.train.config import read_config
 from proxbit.train.divergence import Interrupted
+from small_net import write_images
 
 pytestmark = pytest.mark.usefixtures("light_garbage")
 NETS = """
@@ -37,12 +38,7 @@ SHORT = ["--epochs=3", "--batch-size=16", "--frozen=0.3", "--recalibrate=2", "--
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place[1]")  # brackets are markup to some printers
     (path / "net.py").write_text(NETS)
-    random = np.random.default_rng(0)
-    labels = np.arange(64) % 3
-    images = (random.integers(0, 120, (64, 8, 8, 3)) + 60 * labels[:, None, None, None]).astype(
-        "u1"
-    )
-    np.savez(path / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    write_images(path / "i.npz", 64)
     return path
 
 

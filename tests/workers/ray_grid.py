@@ -1,6 +1,7 @@
 """Cells on a local Ray cluster of two nodes, one of which is killed as soon as it works.
 
-Usage: ray_grid.py FOLDER; prints the events and who was killed as JSON.
+Usage: ray_grid.py FOLDER PLACE; prints the events and who was killed as JSON. In PLACE are images
+and a network that takes its time until a file "hurry" is there.
 """
 
 import json
@@ -15,28 +16,33 @@ from proxbit.experiments.reproduce.grids import GRIDS, cells_of, find_rows
 from proxbit.experiments.reproduce.on_ray import run_grid
 from proxbit.experiments.reproduce.running import Event
 
-OPTIONS = Options(max_steps_per_epoch=2, cpu=True)
+FOLDER, PLACE = (Path(each) for each in sys.argv[1:])
+OPTIONS = Options(
+    data=(("*", f"npz:{PLACE}/i.npz"),), model=f"{PLACE}/net.py:slow", epochs=1,
+    max_steps_per_epoch=9, measure=False, cpu=True,
+)  # fmt: skip
+HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}  # of its nodes
 
 
 def refusal(**resources: float) -> str:
     """What is said about resources that no node has."""
     try:
-        run_grid([], OPTIONS, Path(sys.argv[1]) / "refused", address="auto", **resources)
+        run_grid([], OPTIONS, FOLDER / "refused", address="auto", **resources)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def main(folder: Path) -> None:
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
+def main() -> None:
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     grid = GRIDS["cnn"]
     cells = cells_of(grid, find_rows(grid, "smoke", ["*cifar10*"])[0], "smoke")
     cells = [cell for cell in cells if cell.axes["pipeline"] == "E2E" and cell.axes["task"] == "BW"]
+    cells = cells[:2]  # one for each node
     seen: list[tuple[str, str, str]] = []
     killed: list[str] = []
 
@@ -45,17 +51,18 @@ def main(folder: Path) -> None:
         if second.node_id[:8] in event.note and not killed:
             killed.append(event.cell.name)
             cluster.remove_node(second, allow_graceful=False)
+            (PLACE / "hurry").touch()
 
-    run_grid(cells[:4], OPTIONS, folder, watch)
+    run_grid(cells, OPTIONS, FOLDER, watch)
     alive = [node["NodeID"][:8] for node in ray.nodes() if node["Alive"]]
     words = {
-        "asked": [cell.name for cell in cells[:4]],
+        "asked": [cell.name for cell in cells],
         "seen": seen,
         "killed": killed,
         "alive": alive,
     }
     again: list[str] = []
-    run_grid(cells[:4], OPTIONS, folder, lambda event: again.append(event.state))
+    run_grid(cells, OPTIONS, FOLDER, lambda event: again.append(event.state))
     words |= {"second": second.node_id[:8], "again": again, "refusal": refusal(gpus=1.0)}
     sys.stdout.write(json.dumps(words) + "\n")
     ray.shutdown()
@@ -63,4 +70,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

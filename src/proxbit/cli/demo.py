@@ -24,8 +24,9 @@ METHODS = (("bc", "BW"), ("bnn++", "BW"), ("bnn++", "BWA"))
 PACKED = METHODS[-2:]
 FLOAT = Config(method="fp", epochs=5, lr=1e-2, warmup=0.2, optimizer="adam")
 BINARY = Config(epochs=3, optimizer="adam")
-QUICK: dict[str, Any] = {"max_steps_per_epoch": 3, "epochs": 1, "recalibrate": 2}
-IMAGE = (1, 1, 28, 28)
+QUICK: dict[str, Any] = {
+    "max_steps_per_epoch": 3, "epochs": 1, "recalibrate": 2, "image_size": 14,
+}  # fmt: skip
 COLUMNS = ("float", "soft", "hard\nat once", "hard\nat the end", "seconds")
 PACKED_COLUMNS = ("float\nbytes", "file\nbytes", "times\nsmaller", "other\nclass",
                   "outputs\nwithin", "float\nms", "packed\nms")  # fmt: skip
@@ -77,7 +78,7 @@ def _pack(folder: Path, method: str, task: str, seconds: float) -> _End:
     done = pack_run(folder / f"{method} {task}", batches=None)
     held = read(done.path)
     packed, plain = (make(done.path, held) for make in (packed_network, float_network))
-    speed = measure(packed, plain, noise(*IMAGE), seconds)
+    speed = measure(packed, plain, noise(1, *(held.about.input or {})["shape"]), seconds)
     return _End(f"{method.upper()} {task}", done, speed)
 
 
