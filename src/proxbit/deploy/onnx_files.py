@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 
 from proxbit.deploy.packed_networks import packed_network
-from proxbit.deploy.runs import require_finished
+from proxbit.deploy.runs import finished_network
 from proxbit.engine.loading import LARGEST_SIDE
 from proxbit.export.onnx import OPSETS, OnnxFile, export_onnx
 from proxbit.packfile.file import read
-from proxbit.train.fitting import load_network
 from proxbit.train.setup import input_of
 
 
@@ -39,8 +38,7 @@ def export_source(
     if Path(out).exists() and not Path(out).is_dir() and not force:
         raise ValueError(f"'{out}' exists: choose another --out, or replace it with --force")
     if Path(source).is_dir():
-        require_finished(source)
-        hard, job = load_network(source)
+        hard, job = finished_network(source)
         form = input_of(job)
         example = torch.zeros(2, *form["shape"])
         return export_onnx(

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.binarization.conversion import restore
-from proxbit.core import methods
 from proxbit.engine import Summary, load, pack, save, summary
 from proxbit.engine.packing import PRECISIONS
 from proxbit.packfile.file import TABLES
 from proxbit.packfile.header import FLOAT_RESTS
 from proxbit.train.fitting import load_network, read_result
 from proxbit.train.run_folder import RunFolder
-from proxbit.train.setup import input_of
+from proxbit.train.setup import PreparedRun, input_of
 from proxbit.util.text import smaller, unknown_name_message
 
 FILE = "net.safetensors"
@@ -110,14 +109,13 @@ def pack_run(
         force: Whether an older file may be replaced.
         batches: How many batches of test images to compare on; None for all.
     """
-    require_finished(run)
     path = Path(run) / FILE if out is None else Path(out)
     _require_free(RunFolder(run), path, force)
     given = {"float_rest": float_rest, "tables": tables, "precision": precision}
     for (what, value), known in zip(given.items(), (FLOAT_RESTS, TABLES, PRECISIONS), strict=True):
         if value not in known:
             raise ValueError(unknown_name_message(what, value, known))
-    hard, job = load_network(run)
+    hard, job = finished_network(run)
     images = [
         x for x, _ in islice(job.loader("test", False, torch.device("cpu")).epoch(0), batches)
     ]
@@ -134,15 +132,16 @@ def pack_run(
     return PackedRun(path, path.stat().st_size, found, agreement, rounded)
 
 
-def require_finished(run: str | Path) -> None:
-    """Refuse a run that has no hard network yet, or never will."""
-    config = RunFolder(run).options()
-    if not methods.method(config.method, config.settings).binary:
-        raise ValueError(f"the run in '{run}' is a float one ({config.method}): it has no bits")
-    if read_result(run) is None:
+def finished_network(run: str | Path) -> tuple[nn.Module, PreparedRun]:
+    """The best hard network of a run, and the run; refuses one that has none yet, or never will."""
+    if RunFolder(run).options() and read_result(run) is None:
         raise ValueError(
             f"the run in '{run}' is not finished: continue with  proxbit train --resume {run}"
         )
+    hard, job = load_network(run)
+    if not job.method.binary:
+        raise ValueError(f"the run in '{run}' is a float one ({job.config.method}): it has no bits")
+    return hard, job
 
 
 def _require_free(folder: RunFolder, path: Path, force: bool) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from proxbit.engine.forms import EXACT
 from proxbit.engine.twins import Bits, packed_twin, packed_weight
-from proxbit.engine.unpacked import take_note
+from proxbit.engine.unpacked import keep_facts, take_note
 from proxbit.nn import parametrized
 from proxbit.nn.model_weights import binary_weights
+from proxbit.packfile.contents import About
 
 
 def packed_copy(model: nn.Module, precision: int = EXACT) -> nn.Module:
@@ -28,8 +29,7 @@ def packed_copy(model: nn.Module, precision: int = EXACT) -> nn.Module:
         net: nn.Module = copy.deepcopy(_share(model, memo), _computed(model))
         _unwrap(net)
     names = dict.fromkeys(w.quantizer.method.name for w in binary_weights(model))
-    net._proxbit_method = ", ".join(names)  # type: ignore[assignment]
-    return net
+    return keep_facts(net, About(method=", ".join(names)))
 
 
 def _share(model: nn.Module, memo: dict[int, Any]) -> Any:

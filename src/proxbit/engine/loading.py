@@ -17,7 +17,7 @@ from proxbit.engine.packing import find_precision, finish
 from proxbit.engine.routes import is_usual
 from proxbit.engine.saving import REPLACEMENTS, inside_attention, own_names
 from proxbit.engine.twins import carry_over, is_plain, layer_for
-from proxbit.engine.unpacked import take_note
+from proxbit.engine.unpacked import keep_facts, take_note
 from proxbit.models.building import build, make
 from proxbit.nn.attention_norm import NAME, add_attention_norms
 from proxbit.nn.binary_attention import switch_off_fused_paths
@@ -98,8 +98,7 @@ def rebuild(
         model = _with_layers(model, held, floats, inputs)
         _tie(model, held.tied, floats)
         _load_floats(model, floats, held.tied)
-    model._proxbit_about = held.about  # type: ignore[assignment]
-    return model.eval()
+    return keep_facts(model, held.about).eval()
 
 
 def _skeleton(held: Contents, largest_side: int) -> nn.Module:

@@ -14,7 +14,7 @@ from proxbit.engine.fusing import Folded
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.twins import packed_weight
-from proxbit.engine.unpacked import in_bits, unpacked_weights
+from proxbit.engine.unpacked import facts_of, in_bits, is_packed, unpacked_weights
 from proxbit.nn.model_weights import own
 from proxbit.nn.product import BinaryProduct
 from proxbit.packfile.contents import About, Contents, PackedWeight
@@ -73,7 +73,7 @@ def contents(net: nn.Module) -> Contents:
 
 def _require_packed(net: nn.Module) -> None:
     packed = any(True for _ in packed_layers(net)) or any(True for _ in unpacked_weights(net))
-    if not packed and not hasattr(net, "_proxbit_method"):
+    if not packed and not is_packed(net):
         raise ValueError("this network is not packed: call pb.pack(pb.harden(model)) first")
 
 
@@ -159,14 +159,12 @@ def inside_attention(net: nn.Module, name: str) -> bool:
 
 
 def _about(net: nn.Module, weights: tuple[PackedWeight, ...]) -> About:
-    known: About = getattr(net, "_proxbit_about", About())
+    known = facts_of(net)
     tasks = {w.task for w in weights}
-    architecture = getattr(net, "_proxbit_architecture", known.architecture)
     return replace(
         known,
-        architecture=architecture,
+        architecture=getattr(net, "_proxbit_architecture", known.architecture),
         replaced=known.replaced | dict(_replaced(net)),
-        method=getattr(net, "_proxbit_method", known.method),
         task=max(tasks, key=len),
         made_by=f"proxbit {__version__}",
     )

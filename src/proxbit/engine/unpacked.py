@@ -14,9 +14,29 @@ from torch import Tensor, nn
 from proxbit.core.maps import sign
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.bits import pack_bits
-from proxbit.packfile.contents import PackedWeight
+from proxbit.packfile.contents import About, PackedWeight
 
+# On the module that has the tensor, so that copies of the network and parts of it keep theirs.
 _NOTES = "_proxbit_unpacked"
+# On the packed network, a module of the user's own class: what a file says besides tensors.
+_FACTS = "_proxbit_about"
+
+
+def facts_of(net: nn.Module) -> About:
+    """The facts that a packed network keeps; empty ones for any other module."""
+    known: About = vars(net).get(_FACTS, About())
+    return known
+
+
+def keep_facts(net: nn.Module, facts: About) -> nn.Module:
+    """The network, which is a packed one from now on."""
+    net.__dict__[_FACTS] = facts
+    return net
+
+
+def is_packed(net: nn.Module) -> bool:
+    """Whether ``pack`` or ``load`` made this network, even one without a packed layer."""
+    return _FACTS in vars(net)
 
 
 class Note(NamedTuple):
@@ -47,7 +67,11 @@ def unpacked_weights(net: nn.Module) -> Iterator[tuple[str, Tensor, Note]]:
 
 
 def in_bits(name: str, tensor: Tensor, note: Note) -> PackedWeight:
-    """The weight as a file holds it, if it still is one."""
+    """The weight as a file holds it, if it still is one.
+
+    The tensor alone knows the scale: a cast or a loaded state_dict changes it, and a copy would not
+    know.
+    """
     weight = tensor.detach() if note.layout is None else note.layout.rows(tensor.detach())
     dims = tuple(range(1 if note.per_output else 0, weight.dim()))
     scale = weight.abs().amax(dims, keepdim=True)

@@ -30,7 +30,7 @@ from proxbit.engine.fusing import Folded
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned
 from proxbit.engine.routes import usual_input
-from proxbit.engine.unpacked import in_bits, unpacked_weights
+from proxbit.engine.unpacked import facts_of, in_bits, unpacked_weights
 from proxbit.export.constants import share_columns
 from proxbit.export.dialects import BIPOLAR, STANDARD, as_constants, dense_layer
 from proxbit.export.graphs import Graph, announce, fold, ours, pack_constants, settle, shorten
@@ -38,7 +38,6 @@ from proxbit.export.layouts import LAST, move_channels_last
 from proxbit.export.nbits import nbits_layer
 from proxbit.export.operators import as_operators, exchanged
 from proxbit.nn.model_weights import require_binarized
-from proxbit.packfile.contents import About
 from proxbit.util.files import write_atomically
 from proxbit.util.text import few, size, unknown_name_message
 
@@ -168,7 +167,7 @@ def _describe(
     proto: Any, model: nn.Module, labels: Sequence[str] | None, input: dict[str, Any] | None
 ) -> None:
     """The facts that a loader wants: the classes, and what an input looks like."""
-    known: About = getattr(model, "_proxbit_about", About())
+    known = facts_of(model)
     held = known.labels if labels is None else tuple(labels)
     form = known.input if input is None else input
     proto.producer_name, proto.producer_version = "proxbit", __version__
@@ -185,7 +184,7 @@ def _example(model: nn.Module, example: Any) -> Any:
     usual = usual_input(model)
     if usual is not None:
         return usual.expand(2, *usual.shape[1:]).clone()  # a batch of one would be taken for fixed
-    form = getattr(model, "_proxbit_about", About()).input
+    form = facts_of(model).input
     if form is not None and "shape" in form:
         return torch.zeros(2, *form["shape"])
     raise ValueError("this network does not know its input: give an example, example=")

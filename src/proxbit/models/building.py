@@ -79,7 +79,8 @@ def make(
     """The model of :func:`build`, before an image has gone through it."""
     _check_sizes(sizes | {k: v for k, v in options.items() if k == "patch_size"})
     model = _maker(name)(name, sizes, options | ({"pretrained": True} if pretrained else {}))
-    # Packed files keep it, so that they can be loaded without a skeleton.
+    # Packed files keep it, so that they can be loaded without a skeleton. An attribute, because the
+    # way from here to a file leads through the user's hands, and through copies.
     model._proxbit_architecture = {"name": name} | sizes | options  # type: ignore[assignment]
     return model
 

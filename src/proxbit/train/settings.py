@@ -40,6 +40,16 @@ def resolve_method(config: Config, method: Method | None = None) -> Config:
     return replace(config, **{k: v for k, v in own.items() if getattr(config, k) is None})
 
 
+def with_options(method: Method, config: Config) -> Method:
+    """The method with the parts that the options of a run replace."""
+    return methods.method(
+        method, schedule=parse_strength(config.strength), scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
+        input_schedule=parse_strength(config.input_strength),
+        sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
+        sharp_strength=config.sharp_strength,
+    )  # fmt: skip
+
+
 def parse_strength(text: str | None) -> Schedule | None:
     """The schedule that FROM:TO, FROM:TO:log or one number stands for."""
     if text is None:

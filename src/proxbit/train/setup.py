@@ -28,7 +28,7 @@ from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 from proxbit.train.lengths import augmentation_for, float_epochs_for
 from proxbit.train.norm_calibration import calibrate_norms
-from proxbit.train.settings import parse_strength, resolve_method
+from proxbit.train.settings import resolve_method, with_options
 from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import unknown_name_message
 
@@ -253,7 +253,7 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
         batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
             calibrate_norms(model, [x for x, _ in islice(batches, 4)])
-    method = _with_options(prepared.method, config)
+    method = with_options(prepared.method, config)
     task = Task(config.task, bits=config.bits)  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SettingsWarning)  # what they say is in the report's notes
@@ -267,16 +267,6 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
     return replace(
         prepared, notes=notes, sizes=(report.bytes_float, _packed_bytes(prepared, report))
     )
-
-
-def _with_options(method: Method, config: Config) -> Method:
-    """The method with the parts that the options replace."""
-    return methods.method(
-        method, schedule=parse_strength(config.strength), scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
-        input_schedule=parse_strength(config.input_strength),
-        sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
-        sharp_strength=config.sharp_strength,
-    )  # fmt: skip
 
 
 def _packed_bytes(prepared: PreparedRun, report: Report) -> int:

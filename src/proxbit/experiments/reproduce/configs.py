@@ -72,10 +72,10 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
     """
     axes, scale = cell.axes, SCALES[cell.scale]
     values = _common(cell, options)
-    task = "BW" if axes["method"] == "FP" else axes["task"]  # one float network for all tasks
+    task = "BW" if cell.is_float else axes["task"]  # one float network for all tasks
     values |= {"method": axes["method"].lower(), "task": task, "seed": cell.seed}
     values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
-    tuned, floats = axes["pipeline"] == "FT", axes["method"] == "FP"
+    tuned, floats = axes["pipeline"] == "FT", cell.is_float
     if tuned:
         values["weights"] = _weights(cell, options, folder)
     if values.get("pretrain") and (floats or not tuned):

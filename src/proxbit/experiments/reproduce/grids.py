@@ -46,6 +46,11 @@ class Cell:
         return dict(self.key)
 
     @property
+    def is_float(self) -> bool:
+        """Whether it trains no binary network."""
+        return self.axes["method"] == "FP"
+
+    @property
     def name(self) -> str:
         """The name of this cell's folder; no two cells share it."""
         words = [self.grid, self.scale, *(value for _, value in self.key), f"seed{self.seed}"]

@@ -14,18 +14,15 @@ from proxbit.packfile.file import read
 from proxbit.theory import check
 from proxbit.train.config import Config
 from proxbit.train.run_folder import RunFolder
-from proxbit.train.settings import parse_strength, resolve_method
+from proxbit.train.settings import resolve_method, with_options
 
 SECONDS = 1.5
 
 
-def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None:
-    """Bytes of the packed file and milliseconds of one image; None for a float run."""
-    config = RunFolder(run).options()
-    if not methods.method(config.method, config.settings).binary:
-        return None
-    skeleton = config.model if ".py" in config.model else None
-    path = run / FILE
+def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any]:
+    """Bytes of the packed file and milliseconds of one image."""
+    model, path = RunFolder(run).options().model, run / FILE
+    skeleton = model if ".py" in model else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice for people who pack by hand
         done = pack_run(run, force=True)
@@ -41,12 +38,8 @@ def packed_figures(run: Path, seconds: float = SECONDS) -> dict[str, Any] | None
 
 def verdict_of(config: Config) -> str:
     """The theory's verdict on a run's method at its strengths, phase by phase."""
-    config = resolve_method(config)
-    frozen, sharp = config.frozen or 0.0, config.sharp or 0.0
-    method = methods.method(
-        config.method, config.settings, schedule=parse_strength(config.strength),
-        sharp=sharp / (1 - frozen), sharp_strength=config.sharp_strength,
-    )  # fmt: skip
+    method = methods.method(config.method, config.settings)
     if not method.binary:
         return "float: there is no pair to judge"
-    return str(check(method, frozen=frozen))
+    config = resolve_method(config, method)
+    return str(check(with_options(method, config), frozen=config.frozen or 0.0))

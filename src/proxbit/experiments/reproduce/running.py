@@ -87,7 +87,7 @@ def run_cell(cell: Cell, options: Options, folder: str | Path, watch: Watch = ig
         told = str(error).replace(f"{Path(folder)}/", "")
         return _broken(cell, config, run, told, time.monotonic() - began)
     wanted = SCALES[cell.scale].measure if options.measure is None else options.measure
-    return replace(line, packed=_packed(run)) if wanted else line
+    return replace(line, packed=_packed(run)) if wanted and not cell.is_float else line
 
 
 def _running(cell: Cell, config: Config, records: list[Record]) -> Event:
@@ -195,7 +195,7 @@ def _place(cell: Cell) -> tuple[Any, ...]:
 
     A register has 8 bits unless its grid says otherwise.
     """
-    axes = {"bits": STATED} | cell.axes | ({"task": "any"} if cell.axes["method"] == "FP" else {})
+    axes = {"bits": STATED} | cell.axes | ({"task": "any"} if cell.is_float else {})
     return axes, cell.seed, cell.scale
 
 
