@@ -226,6 +226,21 @@ def test_each_channel_has_its_shift(lead: int, channels: int, trailing: list[int
     assert torch.equal(found, g * maps.triangle(x - shift, s))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@given(sizes=st.tuples(*[st.integers(1, 5)] * 4), shifted=st.booleans(), seed=st.integers(0, 99))
+def test_inputs_of_autocast_are_computed_in_float32_and_rounded_once(
+    dtype: torch.dtype, sizes: tuple[int, ...], shifted: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    x, g, s = torch.randn(sizes).to(dtype), torch.randn(sizes).to(dtype), torch.tensor(1.5)
+    shift = torch.randn(sizes[1], 1, 1) if shifted else None
+    whole = fused.forward(maps.sign_swish, x.float(), s, shift)
+    assert torch.equal(fused.forward(maps.sign_swish, x, s, shift), whole.to(dtype))
+    pulled = fused.backward(maps.sign_swish_slope, x.float(), g.float(), s, shift=shift)
+    found = fused.backward(maps.sign_swish_slope, x, g, s, shift=shift)
+    assert torch.equal(found, pulled.to(dtype))
+
+
 @given(sizes=st.tuples(*[st.integers(1, 5)] * 4), shifted=st.booleans(), seed=st.integers(0, 99))
 def test_channels_last_changes_no_bit_and_stays(
     sizes: tuple[int, ...], shifted: bool, seed: int

@@ -138,7 +138,7 @@ def test_a_learned_shift_costs_no_copy(task: str) -> None:
 
 ODD = {
     "double": lambda: torch.randn(4, 6, dtype=torch.float64),
-    "half": lambda: torch.randn(4, 6).bfloat16(),
+    "bits": lambda: torch.ones(4, 6, dtype=torch.bool),
     "turned": lambda: torch.randn(6, 4).t(),
     "meta": lambda: torch.randn(4, 6, device="meta"),
     "a subclass": lambda: nn.Parameter(torch.randn(4, 6)).as_subclass(type("Own", (Tensor,), {})),

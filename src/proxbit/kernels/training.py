@@ -1,11 +1,12 @@
 """Quantizers and accumulators in one pass over memory: the C++ kernels behind their formulas.
 
 Each function returns None to fall back to PyTorch: without the kernels, for a map they do not know,
-for other tensors than plain float32 ones on a CPU, and under anything that traces, compiles or
-transforms. Then the formulas of :mod:`proxbit.core.maps` are computed one pass after another; the
-two agree to a few roundings, and exactly for signs and for all that is piecewise linear.
+for other tensors than plain ones on a CPU, and under anything that traces, compiles or transforms.
+Then the formulas of :mod:`proxbit.core.maps` are computed one pass after another; the two agree to a
+few roundings, and exactly for signs and for all that is piecewise linear.
 
 Images and filters with their channels last are turned until they lie in order, and the answer back.
+Inputs in bfloat16 or float16, as autocast makes them, are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def forward(
     curve = None if lib is None else _curve(f)
     if curve is None:
         return None
+    if _half(x):
+        return _rounded(forward(f, x.float(), strength, shift, sharp), x)
     if _channels_last(x):
         return _back(forward(f, _turned(x), strength, _turned(shift), sharp))
     if not _ours(x, strength, shift):
@@ -140,6 +143,8 @@ def backward(
     code = None if lib is None else _code(b, _BACKWARD)
     if code is None:
         return None
+    if _half(w):
+        return _rounded(backward(b, w.float(), g.float(), strength, unit, factor, shift), w)
     if _channels_last(w):
         return _back(backward(b, _turned(w), _turned(g), strength, unit, factor, _turned(shift)))
     if not _ours(w, strength, shift, unit, factor):
@@ -238,6 +243,15 @@ def _back(t: Tensor) -> Tensor: ...
 def _back(t: Tensor | None) -> Tensor | None: ...
 def _back(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.permute(0, 3, 1, 2)
+
+
+def _half(t: Tensor) -> bool:
+    """Whether only the precision keeps a tensor from us."""
+    return t.dtype in (torch.bfloat16, torch.float16) and t.is_cpu and t.numel() >= SMALLEST
+
+
+def _rounded(t: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if t is None else t.to(like.dtype)
 
 
 def _code(f: Map, table: dict[Any, int]) -> int | None:
