@@ -2,8 +2,8 @@
 
 Each function returns None to fall back to PyTorch: without the kernels, for a map they do not know,
 for other tensors than plain ones on a CPU, and under anything that traces, compiles or transforms.
-Then the formulas of :mod:`proxbit.core.maps` are computed one pass after another; the two agree to a
-few roundings, and exactly for signs and for all that is piecewise linear.
+Then the formulas of :mod:`proxbit.core.maps` are computed one pass after another: the two agree to
+a few roundings, and exactly for signs and for all that is piecewise linear.
 
 Images and filters with their channels last are turned until they lie in order, and the answer back.
 Inputs in bfloat16 or float16, as autocast makes them, are computed in float32 and rounded once.
