@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from proxbit.data.epoch_rng import seeded
+from proxbit.data.image_folder import FolderSet
 from proxbit.data.opening import Data
 from proxbit.data.recipes import Recipe
 from proxbit.util.optional_imports import extra
@@ -74,15 +75,22 @@ def _keep_one_bit(level: Any, *arguments: Any) -> tuple[int]:
 
 @dataclass(frozen=True, eq=False)
 class Pictures(Dataset[Tensor | str]):
-    """The transformed images of a part by row and key; for one that cannot be read, the reason."""
+    """The transformed images of a part by row and key; for one that cannot be read, the reason.
+
+    Attributes:
+        fixed_size: Side of what the transform gives if it has no random choice, else None.
+    """
 
     data: Data
     part: str
     transform: Any
+    fixed_size: int | None = None
 
     def __getitem__(self, item: Item) -> Tensor | str:
         row, key = item
         try:
+            if self.fixed_size is not None and isinstance(self.data, FolderSet):
+                return self.data.fixed_picture(self.part, row, self.fixed_size, self.transform)
             picture = self.data.picture(self.part, row)
         except ValueError as error:
             return str(error)  # as a value, because a worker would wrap it into a traceback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxbit.data.memory import Memory
 from proxbit.data.splits import balanced_split, one_part
 from proxbit.util.optional_imports import extra
 
@@ -38,7 +39,10 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class FolderSet:
-    """Labelled image files in parts; the images may be of any size and are read as RGB."""
+    """Labelled image files in parts; the images may be of any size and are read as RGB.
+
+    Pictures are decoded once and kept as long as they fit into ``memory``.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -49,6 +53,7 @@ class FolderSet:
     image_size: int | None = None
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
+    memory: Memory = field(default_factory=Memory, repr=False)
 
     def files(self, part: str) -> Files:
         """The files of a part."""
@@ -65,7 +70,18 @@ class FolderSet:
 
     def picture(self, part: str, row: int) -> Any:
         """One image of a part, decoded by PIL."""
-        return read_picture(Path(str(self.files(part).paths[row])))
+        path = self._path(part, row)
+        return self.memory.get(path, lambda: read_picture(Path(path)))
+
+    def fixed_picture(self, part: str, row: int, size: int, transform: Any) -> Tensor:
+        """One image of a part through a transform to this size that has no random choice."""
+        path = self._path(part, row)
+        return self.memory.get(
+            (path, size), lambda: torch.as_tensor(transform(read_picture(Path(path))))
+        )
+
+    def _path(self, part: str, row: int) -> str:
+        return str(self.files(part).paths[row])
 
     def with_val_split(self, share: float, seed: int = 0) -> FolderSet:
         """The same set with a share of every class moved from the train to the validation part."""

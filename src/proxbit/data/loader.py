@@ -151,7 +151,8 @@ class Loader:
         else:
             keys = rng.picture_keys()
             items = (list(zip(order[s].tolist(), keys[s].tolist(), strict=True)) for s in places)
-            pictures = Pictures(self.data, self.part, self._transform)
+            fixed = None if self._random else self.size
+            pictures = Pictures(self.data, self.part, self._transform, fixed)
             images = picture_batches(pictures, items, self.workers)
         return zip(steps, places, images, strict=True)
 
@@ -169,9 +170,16 @@ class Loader:
     @cached_property
     def _transform(self) -> Any:
         """The transforms of each single image; None where whole batches are faster."""
-        if self.training and (self.recipe.per_image or self.data.image_size is None):
+        if self._random:
             return random_transform(self.data, self.recipe, self.size)
         return plain_transform(self.size) if self.data.image_size is None else None
+
+    @property
+    def _random(self) -> bool:
+        """Whether single images go through random transforms."""
+        recipe, folder = self.recipe, self.data.image_size is None
+        moves = folder and bool(recipe.crop or recipe.flip)
+        return self.training and (recipe.per_image or moves)
 
 
 def _check_numbers(loader: Loader) -> None:

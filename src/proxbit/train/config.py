@@ -236,7 +236,13 @@ class Config:
         group=_PROTOCOLS,
     )
     seed: int = option(0, "Every random choice follows from it.", group=_RUN)
-    precision: str = option("no", "Mixed precision.", group=_RUN, known=("no", "bf16", "fp16"))
+    precision: str = option(
+        "auto",
+        "Mixed precision of the training steps: bf16 where the device multiplies it natively, else "
+        "no. Accuracy is always measured in float32.",
+        group=_RUN,
+        known=("auto", "no", "bf16", "fp16"),
+    )
     cpu: bool = option(False, "Stay on the CPU where there is a GPU.", group=_RUN)
     fsdp: bool = option(
         False, "Shard weights, gradients and optimizer over the processes (FSDP2).", group=_RUN

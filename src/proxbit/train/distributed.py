@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from proxbit.train.precision import choose_precision
 from proxbit.util.text import few
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Distributed:
         rank: The number of this process over all machines, from 0.
         world: How many processes there are on all machines.
         device: Where this process computes.
+        precision: "no", "bf16" or "fp16": what was asked for, or what "auto" means here.
         scaler: The loss scaling of fp16; None in any other precision.
     """
 
@@ -38,8 +40,7 @@ class Distributed:
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.world > 1 else 0
         self.device = _device(cpu, self.world)
-        self.dtype, self.sharded = DTYPES.get(precision), _sharded(fsdp) and self.world > 1
-        self.scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
+        self.sharded = _sharded(fsdp) and self.world > 1
         self._wrapped: nn.Module | None = None
         if self.world > 1 and not distributed.is_initialized():
             distributed.init_process_group(
@@ -47,6 +48,11 @@ class Distributed:
                 rank=self.rank,
                 world_size=self.world,
             )
+        # That of the main process: machines may differ.
+        self.precision = self.broadcast(choose_precision(precision, self.device))
+        fp16 = self.precision == "fp16"
+        self.dtype = DTYPES.get(self.precision)
+        self.scaler = torch.amp.GradScaler(self.device.type) if fp16 else None
 
     @property
     def main(self) -> bool:

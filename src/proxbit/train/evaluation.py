@@ -39,6 +39,5 @@ class Evaluator:
 
     def accuracy(self, model: nn.Module) -> float:
         """Share of the images that a model gets right; every image counts once."""
-        with self.dist.autocast():
-            right, seen = self.dist.all_sum(*count_right(model, self.images.epoch(0)))
+        right, seen = self.dist.all_sum(*count_right(model, self.images.epoch(0)))
         return right / max(seen, 1)

@@ -52,7 +52,7 @@ def fit(
 
 def open_run(config: Config, out: str | Path | None = None, command: Sequence[str] = ()) -> Trainer:
     """Open a new run: everything is checked and built, nothing is trained yet."""
-    dist = _join(config)
+    config, dist = _join(config)
     folder = None if out is None else RunFolder(dist.broadcast(str(out)))
     if folder is not None:
         dist.on_main(folder.refuse_used)  # before the images are opened
@@ -63,12 +63,12 @@ def open_run(config: Config, out: str | Path | None = None, command: Sequence[st
     return trainer
 
 
-def _join(config: Config) -> Distributed:
-    """The processes of a run that trains."""
+def _join(config: Config) -> tuple[Config, Distributed]:
+    """The processes of a run that trains, and its configuration with their precision."""
     dist = Distributed(config.precision, config.cpu, config.fsdp)
     if config.precision == "fp16" and dist.device.type == "cpu":
         raise ValueError("fp16 trains on a GPU only: choose --precision bf16, or no")
-    return dist
+    return replace(config, precision=dist.precision), dist
 
 
 def _prepare_together(
@@ -143,7 +143,7 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
     """
     folder = RunFolder(out)
     config = folder.options() if folder.config.is_file() else Config()
-    dist = _join(config)
+    config, dist = _join(config)
     dist.on_main(folder.open)
     with _closing_if_refused(folder):
         if not folder.config.is_file():
@@ -262,10 +262,9 @@ def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:
 def evaluate(out: str | Path, part: str = "test") -> dict[str, Any]:
     """Measure the accuracy of a run's best hard network on the test (or validation) images."""
     model, prepared = load_network(out)
-    dist = Distributed(prepared.config.precision, prepared.config.cpu)
+    dist = Distributed(cpu=prepared.config.cpu)
     loader = prepared.loader(part, False, dist.device, dist.rank, dist.world)
-    with dist.autocast():
-        right, seen = dist.all_sum(*count_right(model.to(dist.device), loader.epoch(0)))
+    right, seen = dist.all_sum(*count_right(model.to(dist.device), loader.epoch(0)))
     return {"run": str(out), "part": part, "n": int(seen), "hard": right / max(seen, 1)}
 
 

@@ -30,6 +30,7 @@ from proxbit.train.evaluation import Evaluator
 from proxbit.train.head_fitting import fit_head
 from proxbit.train.loss import Loss
 from proxbit.train.lr_schedules import lr_at, make_optimizer, set_lr
+from proxbit.train.precision import use_plain_attention
 from proxbit.train.progress import Progress, read_progress
 from proxbit.train.records import Record, Result
 from proxbit.train.replica import (
@@ -76,6 +77,9 @@ class Trainer:
         dist = self.dist
         self.prepared, self.config = prepared, prepared.config
         self.core = prepared.model.to(dist.device)
+        if dist.dtype == torch.bfloat16 and dist.device.type == "cpu":
+            for network in (self.core, prepared.teacher):
+                use_plain_attention(network or nn.Module())
         self.binary = any(w.quantizer.method.binary for w in binary_weights(self.core))
         self.evaluator, self.progress = Evaluator(prepared, dist, self.core), Progress()
         self.train = prepared.loader("train", True, dist.device, dist.rank, dist.world)
