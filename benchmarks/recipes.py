@@ -32,7 +32,10 @@ from proxbit.train.config import Config
 from proxbit.train.setup import resolve
 
 MODEL = "resnet20"
-BASE = {"epochs": 1, "max_steps_per_epoch": 176, "val_split": 0.1, "normalize": "imagenet"}
+BASE = {
+    "epochs": 1, "max_steps_per_epoch": 176, "val_split": 0.1, "normalize": "imagenet",
+    "precision": "no",  # on any machine: rows compare
+}  # fmt: skip
 PLACES = ("data", "weights", "data_root", "download", "workers", "cpu", "seed")
 
 Options = dict[str, Any]  # of a run, all but where it lies and its seed

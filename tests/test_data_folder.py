@@ -11,6 +11,7 @@ import torch
 
 from proxbit.data import RECIPES, FolderSet, Loader, Recipe, open_data
 from proxbit.data.image_folder import read_picture
+from proxbit.data.memory import Memory
 from proxbit.util.compat import allow_torchvision
 
 Image: Any = pytest.importorskip("PIL.Image")
@@ -219,3 +220,24 @@ def test_a_val_folder_without_classes_is_refused(root: Path) -> None:
     (root / "val").rename(root / "old")
     (root / "val").mkdir()
     refused(root, f"{root / 'val'} has no class folders: put images into")
+
+
+@pytest.mark.parametrize("name", ["none", "crop"])
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_pictures_come_from_memory_once_they_were_read(root: Path, name: str, most: int) -> None:
+    data = replace(open_data(f"folder:{root}"), memory=Memory(most))
+    loaders = [
+        Loader(data, part=part, batch_size=2, image_size=14, recipe=RECIPES[name])
+        for part in ("train", "test")
+    ]
+    before = [x for loader in loaders for x, _ in loader.epoch(0)]
+    again = [x for loader in loaders for x, _ in loader.epoch(0)]
+    assert all(torch.equal(one, other) for one, other in zip(before, again, strict=True))
+    for path in data.files("test").paths:
+        Path(path).unlink()
+    if most:
+        assert torch.equal(next(loaders[1].epoch(0))[0], before[-len(loaders[1])])
+        assert 0 < data.memory.used <= most
+    else:
+        with pytest.raises(ValueError, match="cannot read the image"):
+            next(loaders[1].epoch(0))

@@ -45,7 +45,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     np.savez(place / "i.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     return Config(
         model=f"{place}/net.py:net", data=f"npz:{place}/i.npz", epochs=3, batch_size=16,
-        frozen=0.25, recalibrate=1, cpu=True,
+        frozen=0.25, recalibrate=1, cpu=True, precision="no",
     )  # fmt: skip
 
 

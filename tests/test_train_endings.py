@@ -19,6 +19,7 @@ from proxbit.core.methods import METHODS
 from proxbit.train import Config, Record, evaluate, fit, load_network, open_run
 from proxbit.train.divergence import Diverged
 from proxbit.train.lr_schedules import lr_at
+from proxbit.train.precision import choose_precision
 from proxbit.train.records import read_records
 from proxbit.train.trainer import Trainer
 
@@ -215,6 +216,7 @@ def test_the_recorded_accuracy_is_a_plain_count(place, tmp_path):
     right = int((scores.argmax(1) == torch.from_numpy(arrays["y_test"])).sum())
     assert evaluate(out) == {"run": str(out), "part": "test", "n": 48, "hard": right / 48}
     asked = {name: value for name, value in vars(config(place)).items() if value is not None}
+    asked["precision"] = choose_precision("auto", cpu=True)
     assert not model.training and vars(job.config) == vars(job.config) | asked
 
 
@@ -303,6 +305,7 @@ def _signs(model: Any) -> Tensor:
 def test_a_batch_in_parts_is_the_same_batch(place, method):
     """Exactly so for networks whose images do not see each other."""
     options = {"optimizer": "sgd", "lr": 0.02, "weight_decay": 0.0, "method": method}
+    options["precision"] = "no"
     whole = finished(config(place, "plain", **options))
     for accumulate in (2, 3, 16):
         parts = finished(config(place, "plain", grad_accum_steps=accumulate, **options))

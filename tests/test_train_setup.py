@@ -20,6 +20,7 @@ from proxbit.models import build
 from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
+from proxbit.train.precision import choose_precision, use_plain_attention
 from proxbit.train.replica import quantizer_states
 from proxbit.train.settings import parse_strength, resolve_method
 from proxbit.train.setup import PreparedRun, prepare, resolve
@@ -268,3 +269,19 @@ def test_the_users_file_with_a_method_runs_once(tmp_path):
     prepared = prepare(config)
     assert prepared.method.pair is pb.bnn_plus_plus
     assert own.with_suffix(".runs").read_text() == "x"
+
+
+@pytest.mark.parametrize(("capable", "expected"), [("avx512_bf16", "bf16"), ("avx2", "no")])
+def test_auto_is_bf16_where_the_cpu_multiplies_it(monkeypatch, capable, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capable: True}, raising=False)
+    assert choose_precision("auto", cpu=True) == expected
+    assert [choose_precision(asked, cpu=True) for asked in ("no", "bf16")] == ["no", "bf16"]
+
+
+def test_plain_attention_is_the_same_attention():
+    vit = build("timm/vit_tiny_patch16_224", classes=3, image_size=32).eval()
+    x = torch.randn(2, 3, 32, 32)
+    fused = vit(x)
+    use_plain_attention(vit)
+    assert not any(getattr(module, "fused_attn", False) for module in vit.modules())
+    torch.testing.assert_close(vit(x), fused, rtol=1e-4, atol=1e-4)

@@ -107,7 +107,7 @@ def options(folder: Path, net: str = "plain", **values: Any) -> Config:
     """Eight steps, the last three frozen."""
     base = Config(
         model=f"{folder / 'nets.py'}:{net}", data=f"npz:{folder / 'images.npz'}", batch_size=16,
-        epochs=2, frozen=0.3, optimizer="sgd", lr=0.05, cpu=True,
+        epochs=2, frozen=0.3, optimizer="sgd", lr=0.05, cpu=True, precision="no",
     )  # fmt: skip
     return replace(base, **values)
 

@@ -49,7 +49,7 @@ class Distributed:
                 world_size=self.world,
             )
         # That of the main process: machines may differ.
-        self.precision = self.broadcast(choose_precision(precision, self.device))
+        self.precision = self.broadcast(choose_precision(precision, cpu))
         fp16 = self.precision == "fp16"
         self.dtype = DTYPES.get(self.precision)
         self.scaler = torch.amp.GradScaler(self.device.type) if fp16 else None

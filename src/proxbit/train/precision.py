@@ -12,23 +12,24 @@ AUTO, FLOAT32, BF16 = "auto", "no", "bf16"
 NATIVE = ("avx512_bf16", "amx_bf16")  # what a CPU needs to multiply bfloat16 by itself
 
 
-def choose_precision(asked: str, device: torch.device) -> str:
+def choose_precision(asked: str, cpu: bool = False) -> str:
     """The precision that was asked for; for ``auto`` bf16 where the device multiplies it natively.
 
-    >>> choose_precision("no", torch.device("cpu"))
+    >>> choose_precision("no")
     'no'
     """
     if asked != AUTO:
         return asked
-    return BF16 if _has_native_bf16(device) else FLOAT32
+    found = None if cpu else torch.accelerator.current_accelerator(check_available=True)
+    return BF16 if _has_native_bf16("cpu" if found is None else found.type) else FLOAT32
 
 
-def _has_native_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
+def _has_native_bf16(device: str) -> bool:
+    if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # Older versions of torch cannot say.
     capabilities: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)
-    return device.type == "cpu" and any(capabilities().get(name) for name in NATIVE)
+    return device == "cpu" and any(capabilities().get(name) for name in NATIVE)
 
 
 def use_plain_attention(model: nn.Module) -> None:

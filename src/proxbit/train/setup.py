@@ -28,6 +28,7 @@ from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 from proxbit.train.lengths import augmentation_for, float_epochs_for
 from proxbit.train.norm_calibration import calibrate_norms
+from proxbit.train.precision import choose_precision
 from proxbit.train.settings import resolve_method, with_options
 from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import unknown_name_message
@@ -203,6 +204,7 @@ def resolve(
         "attention_norm": binary and bool(attentions(model)),
         "pretrain": int(binary and attends and tuned),
     }
+    config = replace(config, precision=choose_precision(config.precision, config.cpu))
     return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
 
 

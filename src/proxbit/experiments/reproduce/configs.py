@@ -13,6 +13,7 @@ from proxbit.experiments.reproduce.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.reproduce.run_sizes import SCALES, RunSize
 from proxbit.models import pretrained_classes
 from proxbit.train.config import Config
+from proxbit.train.precision import AUTO
 from proxbit.train.settings import resolve_method
 from proxbit.train.setup import resolve
 from proxbit.util.text import last_part, without_folder
@@ -235,11 +236,13 @@ def differences(wanted: Config, kept: dict[str, Any], *, line: bool = False) -> 
     """Options of a run, or of its result line, that differ from the wanted ones, in words.
 
     What is left open counts as what it would be now: another default is another option. Folders of
-    data may move. A run that goes on executes its model: only in a line its folder does not count.
+    data may move, and a precision left to the machine may be that of another one. A run that goes
+    on executes its model: only in a line its folder does not count.
     """
     movable = (*_PLACES, "model") if line else _PLACES
     asked = asdict(_as_now(wanted))
-    names = [each.name for each in fields(Config) if each.name not in _ASIDE]
+    aside = (*_ASIDE, "precision") if wanted.precision == AUTO else _ASIDE
+    names = [each.name for each in fields(Config) if each.name not in aside]
     pairs = ((name, asked[name], kept.get(name)) for name in names)
     return [
         f"{name} {old}, not {new}"
