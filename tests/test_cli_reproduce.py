@@ -41,7 +41,7 @@ def said(*arguments: str, status: int = 0):
 
 def small(place: Path, *more: str) -> list[str]:
     return [
-        "cnn", "--rows", "cifar10", "--scale", "small", "--data", f"npz:{place}/i.npz", "--model",
+        "cnn", "--rows", "cifar10", "--preset", "small", "--data", f"npz:{place}/i.npz", "--model",
         f"{place}/net.py:net", "--pipelines", "E2E", "--tasks", "BW", "--cpu",
         "--max-steps-per-epoch", "2", "--no-measure", *more,
     ]  # fmt: skip
@@ -82,13 +82,13 @@ def test_a_teacher_teaches_a_run_from_random_weights(place, tmp_path):
     [
         (["cn"], "unknown grid 'cn': did you mean 'cnn'"),
         (["cnn", "--rows", "cifar"], "unknown row of cnn 'cifar'"),
-        (["cnn", "--scale", "tiny"], "unknown scale 'tiny'"),
+        (["cnn", "--preset", "tiny"], "unknown preset 'tiny'"),
         (["cnn", "--seeds", "0,x"], "--seeds are whole numbers with commas"),
         (["cnn", "--seeds", ","], "--seeds are whole numbers with commas"),
         (["cnn", "--methods", "bnn3"], "unknown method 'bnn3'"),
         (["cnn", "--data", "npz:a.npz"], "is for one row, and these are of CIFAR-10"),
         (["bivit", "--teacher", "a.npz"], "is for one row, and these are of Swin-T, NesT-T"),
-        (["ptb", "--rows", "vit-b-cifar10"], "has no stand-in at scale smoke"),
+        (["ptb", "--rows", "vit-b-cifar10"], "has no stand-in in the preset smoke"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_no_folder(arguments, words, tmp_path):
@@ -98,7 +98,7 @@ def test_a_mistake_is_one_sentence_and_leaves_no_folder(arguments, words, tmp_pa
 
 
 def test_what_is_missing_is_said_once_for_all_its_cells(tmp_path):
-    result = said("cnn", "--scale", "small", "--out", str(tmp_path), status=2)
+    result = said("cnn", "--preset", "small", "--out", str(tmp_path), status=2)
     assert "80 refused" in result.output
     for words in ("row cifar10 needs CIFAR-10: give it as --data npz:FILE", "needs ImageNet-1K"):
         assert result.output.count(words) == 1
@@ -165,7 +165,7 @@ def test_a_place_shows_the_mean_of_its_seeds():
 
 def line_with(hard: float) -> ResultLine:
     return ResultLine(
-        grid="", row="", scale="", key={}, seed=0, config={}, result={"hard": hard}, error=None,
+        grid="", row="", preset="", key={}, seed=0, config={}, result={"hard": hard}, error=None,
         curve=[], verdict="", packed=None, commit=None, versions={}, device="", started="",
         seconds=0.0,
     )  # fmt: skip

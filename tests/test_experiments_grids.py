@@ -22,7 +22,7 @@ from proxbit.experiments.reproduce.estimates import duration, seconds_of
 from proxbit.experiments.reproduce.grid_planning import CellQuery, overview, plan
 from proxbit.experiments.reproduce.grids import GRIDS, Cell, find_grid, find_rows
 from proxbit.experiments.reproduce.paper import PROTOCOLS
-from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.models import build
 from proxbit.models.structure import layers
 from proxbit.train.setup import prepare, resolve
@@ -33,27 +33,27 @@ pytest.importorskip("timm")  # the stand-ins of transformers are made of it
 
 GIVEN = Options(data=(("*", "npz:x.npz"),), weights=(("*", "w.safetensors"),))
 grids = st.sampled_from(list(GRIDS))
-scales = st.sampled_from(list(SCALES))
+presets = st.sampled_from(list(PRESETS))
 
 
-def one(grid, scale="smoke", **axes):
+def one(grid, preset="smoke", **axes):
     """The first cell of a grid with these axes."""
-    return next(c for c in plan(CellQuery(grid, scale)) if axes.items() <= c.axes.items())
+    return next(c for c in plan(CellQuery(grid, preset)) if axes.items() <= c.axes.items())
 
 
 # Names and cells
 
 
-@given(grid=grids, scale=scales)
-def test_no_two_cells_share_a_name_or_a_key(grid, scale):
-    cells = plan(CellQuery(grid, scale, seeds=(0, 1)))
+@given(grid=grids, preset=presets)
+def test_no_two_cells_share_a_name_or_a_key(grid, preset):
+    cells = plan(CellQuery(grid, preset, seeds=(0, 1)))
     assert len({cell.name for cell in cells}) == len(set(cells)) == len(cells)
     assert all("/" not in cell.name and " " not in cell.name for cell in cells)
 
 
-@given(grid=grids, scale=scales)
-def test_seeds_multiply_cells_and_change_nothing_else(grid, scale):
-    single, double = (plan(CellQuery(grid, scale, seeds=seeds)) for seeds in ((0,), (0, 7)))
+@given(grid=grids, preset=presets)
+def test_seeds_multiply_cells_and_change_nothing_else(grid, preset):
+    single, double = (plan(CellQuery(grid, preset, seeds=seeds)) for seeds in ((0,), (0, 7)))
     assert {cell for cell in double if cell.seed == 0} == set(single)
     assert {replace(cell, seed=0) for cell in double if cell.seed == 7} == set(single)
 
@@ -79,14 +79,14 @@ def test_wishes_choose_rows_by_glob_and_axes_by_name():
     ("query", "words"),
     [
         (CellQuery("cnns"), "unknown grid 'cnns': did you mean 'cnn'"),
-        (CellQuery("cnn", "medium"), "unknown scale 'medium'"),
+        (CellQuery("cnn", "medium"), "unknown preset 'medium'"),
         (
             CellQuery("cnn", rows=("cifar100",)),
             "unknown row of cnn 'cifar100': did you mean 'cifar10'",
         ),
         (
             CellQuery("ptb", "small", rows=("vit-b-cifar10",)),
-            "row 'vit-b-cifar10' of ptb has no stand-in at scale small",
+            "row 'vit-b-cifar10' of ptb has no stand-in in the preset small",
         ),
         (CellQuery("cnn", methods=("bnn+++",)), "unknown method 'bnn+++'"),
         (CellQuery("ptb", tasks=("BWA",)), "unknown task 'bwa'"),
@@ -107,18 +107,18 @@ def test_a_glob_finds_rows_in_their_order():
 # Configurations
 
 
-@given(grid=grids, scale=scales)
-def test_every_cell_has_a_configuration_of_its_own_but_a_float_network_has_no_task(grid, scale):
-    cells = plan(CellQuery(grid, scale, seeds=(3,)))
+@given(grid=grids, preset=presets)
+def test_every_cell_has_a_configuration_of_its_own_but_a_float_network_has_no_task(grid, preset):
+    cells = plan(CellQuery(grid, preset, seeds=(3,)))
     for row in {cell.row for cell in cells}:
         own = [cell for cell in cells if cell.row == row]
         runs = {cell.key if cell.axes["method"] != "FP" else cell.axes["pipeline"] for cell in own}
         assert len({config_of(cell, GIVEN, "out").to_json() for cell in own}) == len(runs)
 
 
-@given(grid=grids, scale=scales)
-def test_a_configuration_says_what_its_key_says(grid, scale):
-    for cell in plan(CellQuery(grid, scale, seeds=(3,))):
+@given(grid=grids, preset=presets)
+def test_a_configuration_says_what_its_key_says(grid, preset):
+    for cell in plan(CellQuery(grid, preset, seeds=(3,))):
         config, axes = config_of(cell, GIVEN, "out"), cell.axes
         task = "BW" if axes["method"] == "FP" else axes["task"]
         assert (config.method, config.task) == (axes["method"].lower(), task)
@@ -127,7 +127,7 @@ def test_a_configuration_says_what_its_key_says(grid, scale):
         assert config.only == (None if axes.get("block") in (None, "none") else axes["block"])
 
 
-def test_the_paper_scale_has_the_papers_epochs_models_and_settings():
+def test_the_paper_preset_has_the_papers_epochs_models_and_settings():
     tuned = config_of(one("cnn", "paper", pipeline="FT"), GIVEN, "")
     scratch = config_of(one("vit-weights", "paper", pipeline="E2E", model="DeiT-S"), GIVEN, "")
     assert (tuned.epochs, tuned.model, tuned.settings) == (100, "resnet20", "paper")
@@ -136,8 +136,8 @@ def test_the_paper_scale_has_the_papers_epochs_models_and_settings():
 
 
 def test_registers_of_several_widths_are_tried_and_eight_bits_are_the_cell_of_another_grid():
-    for scale in SCALES:
-        cells = plan(CellQuery("accumulators", scale, ("cifar10",), ("FT",), methods=("BC",)))
+    for preset in PRESETS:
+        cells = plan(CellQuery("accumulators", preset, ("cifar10",), ("FT",), methods=("BC",)))
         assert [config_of(cell, GIVEN, "").bits for cell in cells] == [4, 5, 6, 7, 8, 16]
     eight = next(cell for cell in cells if cell.axes["bits"] == "8 bits")
     same = one("cnn", "paper", task="BWAA", method="BC", dataset="CIFAR-10")
@@ -228,7 +228,7 @@ def test_differences_are_found_and_ways_to_say_the_same_are_none():
 # Models
 
 
-@pytest.mark.parametrize("model", ["resnet8", "resnet20", SCALES["smoke"].models["ViT-B"]])
+@pytest.mark.parametrize("model", ["resnet8", "resnet20", PRESETS["smoke"].models["ViT-B"]])
 def test_blocks_part_the_layers_of_a_model(model):
     names = layers(build(model, image_size=32))
     blocks = block_names(model)
@@ -237,7 +237,7 @@ def test_blocks_part_the_layers_of_a_model(model):
     assert {each[0] for each in inside} == set(blocks)
 
 
-@pytest.mark.parametrize("paper", list(SCALES["smoke"].models))
+@pytest.mark.parametrize("paper", list(PRESETS["smoke"].models))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_every_stand_in_can_be_binarized_on_the_embedded_images(paper):
     grid = next(g for g in GRIDS.values() if any(row.model == paper for row in g.at("smoke")))
@@ -251,10 +251,10 @@ def test_every_stand_in_can_be_binarized_on_the_embedded_images(paper):
     assert any("layers are binary" in note for note in job.notes)
 
 
-def test_every_row_has_a_model_at_each_of_its_scales():
+def test_every_row_has_a_model_in_each_of_its_presets():
     for grid in GRIDS.values():
         for row in grid.rows:
-            assert all(row.model in SCALES[scale].models for scale in row.scales)
+            assert all(row.model in PRESETS[preset].models for preset in row.presets)
 
 
 # Times and lists
@@ -274,12 +274,12 @@ def test_a_duration_is_short_and_right_to_a_tenth(seconds):
     assert abs(float(number) * size - seconds) <= max(0.5, 0.1 * seconds)
 
 
-def test_the_overview_names_every_grid_row_and_scale():
+def test_the_overview_names_every_grid_row_and_preset():
     text = overview()
     for grid in GRIDS.values():
         assert f"{grid.name}: {grid.title}" in text
         assert all(row.name in text for row in grid.rows)
-    assert all(f"{scale}: " in text for scale in SCALES)
+    assert all(f"{preset}: " in text for preset in PRESETS)
 
 
 def test_a_cell_is_hashable_and_orders_its_axes():

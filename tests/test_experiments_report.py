@@ -50,7 +50,7 @@ def line(
         "seconds": 9,
     }
     return ResultLine(
-        grid=grid, row="cifar10", scale="small", key=AXES | {"method": method} | axes, seed=seed,
+        grid=grid, row="cifar10", preset="small", key=AXES | {"method": method} | axes, seed=seed,
         config={"model": "resnet20", "data": "npz:/far/away/c.npz", "epochs": 2,
                 "max_steps_per_epoch": None},
         result=None if hard is None else result, error="it | broke" if hard is None else None,
@@ -182,7 +182,7 @@ def test_every_claim_of_the_paper_can_hold_and_its_reverse_cannot():
         return [*methods, *floats, *steps, *blocks, *tuned, *scratch, *wide, *others]
 
     def said(way: float) -> list[Claim]:
-        every = claims(outcomes([replace(each, scale="paper") for each in lines(way)]))
+        every = claims(outcomes([replace(each, preset="paper") for each in lines(way)]))
         return [claim for claim in every if claim.text != MEMORY]
 
     assert {claim.outcome for claim in said(1)} == {"holds"}
@@ -198,12 +198,14 @@ SWIN = {"model": "Swin-T", "dataset": "ImageNet-1K"}
 
 @pytest.mark.parametrize(("text", "grid"), [(each.text, each.grid) for each in STATEMENTS])
 def test_a_claim_without_results_says_what_runs_it(text, grid):
-    for scale, other in (("small", "small"), ("paper", "paper"), ("smoke", "small")):
-        lone = replace(line("BC", 0.8, task="BWA"), scale=scale, packed=None)
+    for preset, other in (("small", "small"), ("paper", "paper"), ("smoke", "small")):
+        lone = replace(line("BC", 0.8, task="BWA"), preset=preset, packed=None)
         claim = judged(text, [lone])
         needed = "paper" if grid == "bivit" else other
         assert (claim.outcome, claim.evidence) == ("not run", ())
-        assert claim.reason == f"run it with  proxbit reproduce {grid} --scale {needed} --data DATA"
+        assert (
+            claim.reason == f"run it with  proxbit reproduce {grid} --preset {needed} --data DATA"
+        )
 
 
 def test_a_width_that_diverged_did_not_work_and_one_that_broke_otherwise_says_nothing():
@@ -263,7 +265,7 @@ def test_a_run_that_stands_in_two_grids_is_one_run_in_two_cells():
 
 
 def test_smoke_runs_decide_nothing():
-    lines = [replace(line(m, hard), scale="smoke") for m, hard in (("BNN++", 0.9), ("BNN+", 0.1))]
+    lines = [replace(line(m, hard), preset="smoke") for m, hard in (("BNN++", 0.9), ("BNN+", 0.1))]
     found = claims(outcomes(lines))
     assert {c.outcome for c in found} == {"not decided", "not run"}
     assert {c.evidence for c in found} == {()}

@@ -30,7 +30,7 @@ def line(method: str, hard: float | None, grid: str = "cnn", **more: Any) -> Res
     extra = {name: more.pop(name) for name in ("block", "task") if name in more}
     record = {"epoch": 1, "hard": hard, "soft": hard}
     given = {
-        "grid": grid, "row": "r", "scale": "small", "key": axes | {"method": method} | extra,
+        "grid": grid, "row": "r", "preset": "small", "key": axes | {"method": method} | extra,
         "seed": 0, "config": {"model": NASTY, "data": "d", "epochs": 1}, "error": None,
         "result": {"hard": hard, "n": 100, "float": 0.9}, "curve": [record], "verdict": NASTY,
         "packed": None, "commit": NASTY, "versions": {"torch": NASTY}, "device": NASTY,

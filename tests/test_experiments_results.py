@@ -23,7 +23,7 @@ KEY = {
     "model": "ResNet20", "dataset": "CIFAR-10", "pipeline": "FT", "task": "BW", "method": "BNN++"
 }  # fmt: skip
 LINE = ResultLine(
-    grid="cnn", row="cifar10", scale="small", key=KEY, seed=0, config={"epochs": 1},
+    grid="cnn", row="cifar10", preset="small", key=KEY, seed=0, config={"epochs": 1},
     result={"hard": 0.5, "n": 10}, error=None, curve=[{"epoch": 1}], verdict="admitted: yes",
     packed={"bytes": 3, "ms": 0.5, "float_ms": 1.0}, commit="abc", versions={"torch": "2"},
     device="cpu", started="2026-01-01T00:00:00Z", seconds=1.5,

@@ -21,16 +21,16 @@ OURS = (
     "accumulator", "bits", "bounds", "cell", "counter", "cyclic function", "flips", "frozen",
     "gap", "golden", "grid", "hard", "interval", "knot", "label smoothing", "latent", "law",
     "method", "overflow", "pace", "packed", "pair", "panel", "part", "phase", "pipeline",
-    "quantized", "recipe", "route", "rule", "rung", "saturated", "scale", "schedule", "settings",
-    "share", "sharp", "sign", "smoothing", "soft", "stage", "strength", "task", "trial", "unit",
-    "verdict",
+    "preset", "quantized", "recipe", "route", "rule", "rung", "saturated", "scale", "schedule",
+    "settings", "share", "sharp", "sign", "smoothing", "soft", "stage", "strength", "task", "trial",
+    "unit", "verdict",
 )  # fmt: skip
 
 # Names that were given up, and what to write instead.
 RETIRED = {
     "Board": "GridProgress", "Diary": "SelectionLog", "Draws": "EpochRNG", "Job": "PreparedRun",
     "Judge": "Evaluator", "Meter": "StepTimer", "Sharing": "ShardedBatches",
-    "Team": "Distributed", "Wish": "CellQuery", "crop_and_flip": "Loader",
+    "RunSize": "Preset", "Team": "Distributed", "Wish": "CellQuery", "crop_and_flip": "Loader",
     "hold_back": "with_val_split", "rate_at": "lr_at", "unknown": "unknown_name_message",
 }  # fmt: skip
 

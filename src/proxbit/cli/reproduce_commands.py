@@ -23,7 +23,7 @@ def _help(text: str, shown: str | None = None, metavar: str | None = None) -> An
 
 
 def _count(text: str) -> Any:
-    return typer.Option(min=1, help=text, show_default="by scale")
+    return typer.Option(min=1, help=text, show_default="by preset")
 
 
 Name: TypeAlias = str | None
@@ -36,7 +36,7 @@ def reproduce(
         Name, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")
     ] = None,
     rows: Annotated[Name, _help("Rows or globs of rows, with commas.", "all")] = None,
-    scale: Annotated[str, typer.Option(help="smoke, small or paper.")] = "smoke",
+    preset: Annotated[str, typer.Option(help="Size of runs: smoke, small or paper.")] = "smoke",
     data: Annotated[
         Several, _help("Images, as in train; one ROW=DATA for each row.", metavar="[ROW=]DATA")
     ] = None,
@@ -47,18 +47,18 @@ def reproduce(
         Several, _help("Float networks to learn from (distillation).", metavar="[ROW=]FILE")
     ] = None,
     seeds: Annotated[
-        Name, _help("Seeds with commas, one run for each: 0,1,2.", "0; the paper's at its scale")
+        Name, _help("Seeds with commas, one run for each: 0,1,2.", "0; the paper's own with paper")
     ] = None,
     methods: Annotated[Name, _help("Columns, with commas.", "all")] = None,
     tasks: Annotated[Name, _help("Tasks with commas: BW,BWA,BWAA.", "all")] = None,
     pipelines: Annotated[Name, _help("Pipelines with commas: FT,E2E.", "both")] = None,
-    model: Annotated[Name, _help("Model to train instead of the scale's.", "by scale")] = None,
+    model: Annotated[Name, _help("Model to train instead of the preset's.", "by preset")] = None,
     epochs: Annotated[Count, _count("Epochs of each run.")] = None,
     float_epochs: Annotated[
         Count, _count("Epochs of the float network, without --weights.")
     ] = None,
     max_steps_per_epoch: Annotated[Count, _count("Largest number of steps per epoch.")] = None,
-    settings: Annotated[Name, _help("default or paper strengths and scales.", "by scale")] = None,
+    settings: Annotated[Name, _help("default or paper strengths and scales.", "by preset")] = None,
     data_root: Annotated[str, typer.Option(help="Folder that holds CIFAR.")] = "data",
     measure: Annotated[
         bool | None, typer.Option("--measure/--no-measure", help="Pack and time each network.")
@@ -76,7 +76,7 @@ def reproduce(
 
     proxbit reproduce ptb
 
-    proxbit reproduce cnn --rows cifar10 --scale small --data npz:c10.npz --weights r20.safetensors
+    proxbit reproduce cnn --rows cifar10 --preset small --data npz:c10.npz --weights r20.safetensors
 
     Exit status: 0 done, 1 a cell is broken, 2 a mistake or something missing, 130 interrupted.
     """
@@ -88,7 +88,7 @@ def reproduce(
             say(overview())
             return
         query = CellQuery(
-            grid, scale, _words(rows), _words(pipelines), _words(tasks), _words(methods),
+            grid, preset, _words(rows), _words(pipelines), _words(tasks), _words(methods),
             None if seeds is None else _seeds(seeds),
         )  # fmt: skip
         options = Options(

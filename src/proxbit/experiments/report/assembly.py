@@ -40,18 +40,18 @@ def build_report(lines: Sequence[ResultLine], folders: Sequence[str | Path] = ()
     """Claims, tables and charts of results."""
     found = outcomes(lines)
     judged = claims(found)
-    places = dict.fromkeys((cell.grid, cell.scale) for cell in found)
-    sections = tuple(_section(grid, scale, found) for grid, scale in places)
+    places = dict.fromkeys((cell.grid, cell.preset) for cell in found)
+    sections = tuple(_section(grid, preset, found) for grid, preset in places)
     lists = evidence_table(judged), packed_table(found), verdicts_table(lines)
     tables = tuple(table for table in lists if table.rows)
     facts = _facts(lines, found, folders)
     return ResultsReport(facts, tuple(judged), sections, tables, runs_table(lines))
 
 
-def _section(grid: str, scale: str, found: Sequence[Outcome]) -> Section:
-    there = [cell for cell in found if (cell.grid, cell.scale) == (grid, scale)]
+def _section(grid: str, preset: str, found: Sequence[Outcome]) -> Section:
+    there = [cell for cell in found if (cell.grid, cell.preset) == (grid, preset)]
     pictures = tuple(pictures_of(grid, there))
-    return Section(f"{grid}, {scale}", grid_table(grid, scale, there), pictures)
+    return Section(f"{grid}, {preset}", grid_table(grid, preset, there), pictures)
 
 
 def _facts(

@@ -17,11 +17,11 @@ ORDER = ("model", "dataset", "pipeline", "task", "protocols", "block", "bits", "
 
 @dataclass(frozen=True)
 class Outcome:
-    """One cell over its seeds: the same grid, scale, place in the grid, and way to train.
+    """One cell over its seeds: the same grid, preset, place in the grid, and way to train.
 
     Attributes:
         grid: Name of the grid.
-        scale: "smoke", "small" or "paper".
+        preset: "smoke", "small" or "paper".
         axes: Axis and value, in one order for all cells.
         here: What was trained here, and for how long.
         done: The finished lines, one per seed.
@@ -29,7 +29,7 @@ class Outcome:
     """
 
     grid: str
-    scale: str
+    preset: str
     axes: Axes
     here: str
     done: tuple[ResultLine, ...]
@@ -99,7 +99,7 @@ def outcomes(lines: Iterable[ResultLine]) -> list[Outcome]:
     groups: dict[tuple[str, str, Axes, str], dict[int, ResultLine]] = {}
     for line in sorted(lines, key=lambda line: line.started):
         _require_figures(line)
-        where = line.grid, line.scale, ordered(line.key), how_trained(line)
+        where = line.grid, line.preset, ordered(line.key), how_trained(line)
         seeds = groups.setdefault(where, {})
         if line.done or line.seed not in seeds or not seeds[line.seed].done:
             seeds[line.seed] = line
@@ -125,7 +125,7 @@ def _require_figures(line: ResultLine) -> None:
 
 def cell_name(line: ResultLine) -> str:
     """A cell in words: cnn, small, ResNet20, CIFAR-10, FT, BW, BC, seed 0."""
-    return ", ".join([line.grid, line.scale, *line.key.values(), f"seed {line.seed}"])
+    return ", ".join([line.grid, line.preset, *line.key.values(), f"seed {line.seed}"])
 
 
 def how_trained(line: ResultLine) -> str:

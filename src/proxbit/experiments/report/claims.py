@@ -11,27 +11,27 @@ from proxbit.experiments.report.statements import STATEMENTS, Contest, Statement
 from proxbit.experiments.report.statistics import LEVEL, compare, holm
 
 HOLDS, FAILS, OPEN, NOT_RUN = "holds", "does not hold", "not decided", "not run"
-SMOKE, AT_LEAST = "smoke", "small"  # the smallest scale that decides anything
+SMOKE, AT_LEAST = "smoke", "small"  # the smallest preset that decides anything
 MEMORY = "Binary weights take about 30 times less memory (the paper: ViT-B from 450 MB to 15 MB)"
 ABOUT_THIRTY = 25.0  # rounded to tens, this and more is at least 30
 
 
 def claims(found: Sequence[Outcome]) -> list[Claim]:
-    """Every claim at every scale that was run; a smoke run decides nothing."""
-    scales = list(dict.fromkeys(cell.scale for cell in found if cell.scale != SMOKE))
-    by_scale = {s: [cell for cell in found if cell.scale == s] for s in scales or [SMOKE]}
-    judged_ = [judged(each, s, there) for each in STATEMENTS for s, there in by_scale.items()]
-    return judged_ + [memory(s, there) for s, there in by_scale.items()]
+    """Every claim in every preset that was run; a smoke run decides nothing."""
+    presets = list(dict.fromkeys(cell.preset for cell in found if cell.preset != SMOKE))
+    by_preset = {s: [cell for cell in found if cell.preset == s] for s in presets or [SMOKE]}
+    judged_ = [judged(each, s, there) for each in STATEMENTS for s, there in by_preset.items()]
+    return judged_ + [memory(s, there) for s, there in by_preset.items()]
 
 
-def judged(statement: Statement, scale: str, found: Sequence[Outcome]) -> Claim:
+def judged(statement: Statement, preset: str, found: Sequence[Outcome]) -> Claim:
     """Judge a claim: it holds if every comparison is for it, and does not if any is against it."""
     evidence = _raised([_evidence(each) for each in statement.contests(found)])
     agree = [each for each in evidence if decision(each) == "for"]
     against = [each for each in evidence if decision(each) == "against"]
     if not evidence:
-        return _not_run(statement.text, statement.grid, scale)
-    if scale == SMOKE:
+        return _not_run(statement.text, statement.grid, preset)
+    if preset == SMOKE:
         return _too_short(statement.text)
     outcome = FAILS if against else HOLDS if len(agree) == len(evidence) else OPEN
     reason = (
@@ -39,21 +39,21 @@ def judged(statement: Statement, scale: str, found: Sequence[Outcome]) -> Claim:
         f"{len(evidence) - len(agree) - len(against)} within chance; "
         f"least in its favour: {in_words(min(evidence, key=difference))}"
     )
-    return Claim(statement.text, scale, outcome, reason, tuple(evidence))
+    return Claim(statement.text, preset, outcome, reason, tuple(evidence))
 
 
-def _not_run(text: str, grid: str, scale: str) -> Claim:
+def _not_run(text: str, grid: str, preset: str) -> Claim:
     """A claim without results, and what would give them."""
-    needed = "paper" if grid == "bivit" else AT_LEAST if scale == SMOKE else scale
-    command = f"proxbit reproduce {grid} --scale {needed} --data DATA"
-    return Claim(text, scale, NOT_RUN, f"run it with  {command}", ())
+    needed = "paper" if grid == "bivit" else AT_LEAST if preset == SMOKE else preset
+    command = f"proxbit reproduce {grid} --preset {needed} --data DATA"
+    return Claim(text, preset, NOT_RUN, f"run it with  {command}", ())
 
 
 def _too_short(text: str) -> Claim:
     return Claim(text, SMOKE, OPEN, "smoke runs train for seconds and decide nothing", ())
 
 
-def memory(scale: str, found: Sequence[Outcome]) -> Claim:
+def memory(preset: str, found: Sequence[Outcome]) -> Claim:
     """Whole networks, packed and in float32: bytes, not chance."""
     sizes = [
         (before / after, cell)
@@ -62,14 +62,14 @@ def memory(scale: str, found: Sequence[Outcome]) -> Claim:
         and (before := cell.mean("bytes_float")) and (after := cell.packed("bytes"))
     ]  # fmt: skip
     if not sizes:
-        return _not_run(MEMORY, "cnn", scale)
-    if scale == SMOKE:
+        return _not_run(MEMORY, "cnn", preset)
+    if preset == SMOKE:
         return _too_short(MEMORY)
     ends = [f(sizes, key=lambda each: each[0]) for f in (min, max)]
     least, most = (f"{times:.3g} times ({cell.here}, {cell.at('method')})" for times, cell in ends)
     outcome = HOLDS if ends[0][0] >= ABOUT_THIRTY else FAILS
     reason = f"packed networks, all that stays float included: {least} to {most}"
-    return Claim(MEMORY, scale, outcome, reason, ())
+    return Claim(MEMORY, preset, outcome, reason, ())
 
 
 def _evidence(contest: Contest) -> Evidence:

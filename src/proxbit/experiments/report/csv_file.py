@@ -11,7 +11,7 @@ from proxbit.experiments.report.cells import ORDER, Outcome
 from proxbit.experiments.report.tables import best, paper_figure, rows_of
 
 HEAD = (
-    "grid", "scale", *ORDER, "here", "seeds", "images", "hard", "std", "soft", "float", "paper",
+    "grid", "preset", *ORDER, "here", "seeds", "images", "hard", "std", "soft", "float", "paper",
     "paper_std", "difference", "best", "bytes_float", "bytes_packed", "packed_ms", "float_ms",
     "seconds", "error",
 )  # fmt: skip
@@ -22,9 +22,9 @@ def to_csv(found: Sequence[Outcome]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, HEAD, lineterminator="\n")
     writer.writeheader()
-    places = dict.fromkeys((cell.grid, cell.scale) for cell in found)
-    for grid, scale in places:
-        there = [cell for cell in found if (cell.grid, cell.scale) == (grid, scale)]
+    places = dict.fromkeys((cell.grid, cell.preset) for cell in found)
+    for grid, preset in places:
+        there = [cell for cell in found if (cell.grid, cell.preset) == (grid, preset)]
         winners = [best(row) for row in rows_of(grid, there)]
         for cell in there:
             writer.writerow({name: _safe(value) for name, value in _line(cell, winners).items()})
@@ -37,7 +37,7 @@ def _line(cell: Outcome, winners: Sequence[Outcome | None]) -> dict[str, Any]:
     paper = None if figure is None else figure.accuracy
     return {
         "grid": cell.grid,
-        "scale": cell.scale,
+        "preset": cell.preset,
         **{axis: cell.at(axis) for axis in ORDER},
         "here": cell.here,
         "seeds": len(cell.done),

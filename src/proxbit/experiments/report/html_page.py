@@ -66,7 +66,7 @@ def _claims(claims: Sequence[Claim]) -> Iterator[str]:
     yield '<ul class="claims">'
     for claim in claims:
         kind = _KINDS.get(claim.outcome, "open")
-        said = f"{claim.text} ({claim.scale} scale): {claim.outcome}"
+        said = f"{claim.text} (preset {claim.preset}): {claim.outcome}"
         yield f'<li class="{kind}"><b>{escape(said)}</b>{escape(claim.reason)}</li>'
     yield "</ul>"
 

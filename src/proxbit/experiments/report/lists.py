@@ -15,11 +15,11 @@ _AXES = ("model", "dataset", "pipeline", "task", "method")
 
 def evidence_table(claims: Sequence[Claim]) -> Table:
     """Every comparison behind the claims."""
-    head = ("claim", "scale", "where", "first", "second", "difference", "p", "over", "says")
+    head = ("claim", "preset", "where", "first", "second", "difference", "p", "over", "says")
     rows = tuple(
         (
             Entry(claim.text),
-            Entry(claim.scale),
+            Entry(claim.preset),
             Entry(each.where),
             *(
                 Entry(f"{name} {points(mean)}", sort=100 * mean)
@@ -39,7 +39,7 @@ def evidence_table(claims: Sequence[Claim]) -> Table:
 def packed_table(found: Sequence[Outcome]) -> Table:
     """Size and speed of the packed networks next to the same ones in float32."""
     sizes, speeds = ("float", "packed", "smaller"), ("float ms", "packed ms", "faster")
-    head = ("grid", "scale", *_AXES, "more", *sizes, *speeds, "device")
+    head = ("grid", "preset", *_AXES, "more", *sizes, *speeds, "device")
     cells = [cell for cell in found if cell.packed("bytes") is not None]
     rows = tuple((*_names(cell), *_sizes(cell), *_speeds(cell), _device(cell)) for cell in cells)
     notes = ("One image at a time; the float network has the same hard weights.",)
@@ -47,7 +47,7 @@ def packed_table(found: Sequence[Outcome]) -> Table:
 
 
 def _names(cell: Outcome) -> list[Entry]:
-    words = [cell.grid, cell.scale, *(cell.at(axis) for axis in _AXES), _more(dict(cell.axes))]
+    words = [cell.grid, cell.preset, *(cell.at(axis) for axis in _AXES), _more(dict(cell.axes))]
     return [Entry(word) for word in words]
 
 
@@ -92,13 +92,13 @@ def verdicts_table(lines: Sequence[ResultLine]) -> Table:
 
 def runs_table(lines: Sequence[ResultLine]) -> Table:
     """Every line of the results."""
-    head = ("grid", "scale", *_AXES, "more", "seed", "float", "soft", "hard at once", "hard",
+    head = ("grid", "preset", *_AXES, "more", "seed", "float", "soft", "hard at once", "hard",
             "images", "seconds", "here", "device", "commit", "started")  # fmt: skip
     return Table("Every run", head, tuple(_run(line) for line in lines), wide=frozenset({"hard"}))
 
 
 def _run(line: ResultLine) -> tuple[Entry, ...]:
-    words = [line.grid, line.scale, *(line.key[axis] for axis in _AXES), _more(line.key)]
+    words = [line.grid, line.preset, *(line.key[axis] for axis in _AXES), _more(line.key)]
     result = figures(line)
     shares = [_share(result.get(name)) for name in ("float", "soft", "hardened", "hard")]
     if not line.done:

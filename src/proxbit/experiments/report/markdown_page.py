@@ -20,7 +20,7 @@ def _lines(report: ResultsReport) -> Iterator[str]:
     yield from (f"- {plain(fact)}" for fact in report.facts)
     yield "\n## Claims of the paper\n"
     for claim in report.claims:
-        said = f"{plain(claim.text)} ({plain(claim.scale)} scale)"
+        said = f"{plain(claim.text)} (preset {plain(claim.preset)})"
         yield f"- **{claim.outcome}**: {said}: {plain(claim.reason)}"
     for table in [*(section.table for section in report.sections), *report.tables]:
         yield from _table(table)

@@ -39,7 +39,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """One grid at one scale: its table and its charts."""
+    """One grid in one preset: its table and its charts."""
 
     title: str
     table: Table
@@ -59,10 +59,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper at one scale and why: holds, does not hold, not decided, not run."""
+    """A claim of the paper in one preset and why: holds, does not hold, not decided, not run."""
 
     text: str
-    scale: str
+    preset: str
     outcome: str
     reason: str
     evidence: tuple[Evidence, ...]

@@ -117,7 +117,7 @@ def _over_bivit(found: Sequence[Outcome]) -> Iterator[Contest]:
     """Our BNN++ against the figure of BiViT's paper for the same network and images."""
     for cell in found:
         theirs = figure_for("bivit", dict(cell.axes) | {"method": "BiViT"})
-        sample = cell.sample if cell.grid == "bivit" and cell.scale == "paper" else None
+        sample = cell.sample if cell.grid == "bivit" and cell.preset == "paper" else None
         if theirs is not None and sample is not None and cell.at("method") == "BNN++":
             quoted = Sample((theirs.accuracy / 100,), _VALIDATION)
             yield Contest(_place(cell, "method"), ("BNN++", "BiViT, as quoted"), sample, quoted)

@@ -11,7 +11,7 @@ from proxbit.experiments.report.parts import Entry, Table, points, signed
 from proxbit.experiments.report.statistics import LEVEL, compare
 from proxbit.experiments.reproduce.grids import GRIDS
 from proxbit.experiments.reproduce.paper import TABLES, Figure, figure_for, figures_of
-from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.util.text import last_part
 
 LABELS = ("model", "dataset", "pipeline", "task", "block", "bits")
@@ -49,7 +49,7 @@ def _is_papers(axis: str, name: str, place: dict[str, str]) -> bool:
     if axis == "dataset":
         plain = _plain(place[axis]).removesuffix("1k")  # imagenet, imagenet1k
         return re.search(rf"{plain}(?!\d)", _plain(name)) is not None
-    own = SCALES["paper"].model(place["model"], place.get("dataset", ""))
+    own = PRESETS["paper"].model(place["model"], place.get("dataset", ""))
     return _plain(name) in (_plain(place["model"]), _plain(last_part(own).split(".")[0]))
 
 
@@ -68,8 +68,8 @@ def paper_figure(grid: str, axes: Axes) -> Figure | None:
     return figure_for(grid, dict(axes)) if grid in TABLES else None
 
 
-def grid_table(grid: str, scale: str, found: Sequence[Outcome]) -> Table:
-    """The table of a grid at a scale, from its cells at that scale."""
+def grid_table(grid: str, preset: str, found: Sequence[Outcome]) -> Table:
+    """The table of a grid in a preset, from its cells in that preset."""
     columns = _columns(grid, found)
     rows = rows_of(grid, found)
     varying = [axis for axis in LABELS if len({dict(row.place).get(axis, "") for row in rows}) > 1]
@@ -80,7 +80,7 @@ def grid_table(grid: str, scale: str, found: Sequence[Outcome]) -> Table:
     )
     names = ("accuracy",) if down else tuple(columns)
     notes = (*_constants(rows), *_broken(found))
-    title = f"{title_of(grid)} ({scale} scale)"
+    title = f"{title_of(grid)} (preset {preset})"
     return Table(title, (*head, *names, "here"), entries, notes, frozenset({"here"}))
 
 

@@ -8,8 +8,9 @@ TITLE = "One-bit networks beside the paper's"
 HOW_TO_READ = (
     "Accuracies are percentages of right answers of the hard network, whose binary weights are "
     "exactly ±scale: the mean over seeds ± their standard deviation; n is the number of seeds. "
-    "Below stand the paper's figure and ours minus the paper's. Below paper scale the "
-    "networks, images and epochs are smaller (column 'here'), so that difference is not a failure.",
+    "Below stand the paper's figure and ours minus the paper's. In smaller presets than `paper` "
+    "the networks, images and epochs are smaller (column 'here'), so that difference is no "
+    "failure.",
     "Soft: the network as it trained. Hard at once: the same, made hard at that moment. Hard: the "
     "best hard network of the run. An empty cell was not run.",
     "Bold: the best one-bit method of a row, if its difference to the second is significant "

@@ -1,4 +1,4 @@
-"""From a cell, its scale and what the user gives to the configuration of its run."""
+"""From a cell, its preset and what the user gives to the configuration of its run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from proxbit.experiments.reproduce.blocks import skeleton
 from proxbit.experiments.reproduce.grids import ALL_BLOCKS, Cell, Row
-from proxbit.experiments.reproduce.run_sizes import SCALES, RunSize
+from proxbit.experiments.reproduce.presets import PRESETS, Preset
 from proxbit.models import pretrained_classes
 from proxbit.train.config import Config
 from proxbit.train.precision import AUTO
@@ -35,13 +35,13 @@ class Options:
         data: Pairs of a row, or a glob of rows, and its images, as ``proxbit train --data``.
         weights: Pairs of a row, or a glob of rows, and its float weights.
         teacher: Pairs of a row, or a glob of rows, and the float network to learn from.
-        model: Instead of the model that the scale has.
-        epochs: Instead of the epochs that the scale has.
+        model: Instead of the model that the preset has.
+        epochs: Instead of the epochs that the preset has.
         float_epochs: Epochs of the float network that is trained where no weights are given.
         max_steps_per_epoch: Largest number of steps per epoch.
         settings: "default" or "paper" strengths and scales, instead of what the scale has.
         data_root: Folder that holds CIFAR.
-        measure: Whether to pack and time each network; None leaves it to the scale.
+        measure: Whether to pack and time each network; None leaves it to the preset.
         cpu: Stay on the CPU where there is a GPU.
     """
 
@@ -71,11 +71,11 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
 
     ``folder`` is that of the results: a float network that is trained here lies in it.
     """
-    axes, scale = cell.axes, SCALES[cell.scale]
+    axes, preset = cell.axes, PRESETS[cell.preset]
     values = _common(cell, options)
     task = "BW" if cell.is_float else axes["task"]  # one float network for all tasks
     values |= {"method": axes["method"].lower(), "task": task, "seed": cell.seed}
-    values["epochs"] = options.epochs or scale.epochs[axes["pipeline"]]
+    values["epochs"] = options.epochs or preset.epochs[axes["pipeline"]]
     tuned, floats = axes["pipeline"] == "FT", cell.is_float
     if tuned:
         values["weights"] = _weights(cell, options, folder)
@@ -85,7 +85,7 @@ def config_of(cell: Cell, options: Options, folder: str | Path) -> Config:
         values["lr"] = GENTLY
     if not floats:
         values |= _lessons(cell, options, values)
-    return resolve_method(Config(**(values | _switches(axes, scale))))
+    return resolve_method(Config(**(values | _switches(axes, preset))))
 
 
 def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, Any]:
@@ -103,19 +103,19 @@ def _lessons(cell: Cell, options: Options, values: dict[str, Any]) -> dict[str, 
 
 def _common(cell: Cell, options: Options) -> dict[str, Any]:
     """The options that the runs of a row share with the float network they start from."""
-    axes, scale = cell.axes, SCALES[cell.scale]
-    values = dict(scale.common)
+    axes, preset = cell.axes, PRESETS[cell.preset]
+    values = dict(preset.common)
     if is_imagenet(cell):
-        values |= scale.imagenet
+        values |= preset.imagenet
     if not axes["model"].startswith("ResNet"):
-        values |= scale.transformers
-    data = _for_row(options.data, cell.row) or scale.data
+        values |= preset.transformers
+    data = _for_row(options.data, cell.row) or preset.data
     if data is None:
         raise Missing(
             f"row {cell.row} needs {axes['dataset']}: give it as --data {_example(axes['dataset'])}"
         )
     values |= {"data": data, "data_root": options.data_root, "cpu": options.cpu}
-    values |= {"model": options.model or scale.model(axes["model"], axes["dataset"])}
+    values |= {"model": options.model or preset.model(axes["model"], axes["dataset"])}
     values["normalize"] = "data" if data.startswith("fashion") else _expected(values["model"])
     asked = {"max_steps_per_epoch": options.max_steps_per_epoch, "settings": options.settings}
     return values | {name: value for name, value in asked.items() if value is not None}
@@ -147,7 +147,7 @@ def _weights(cell: Cell, options: Options, folder: str | Path) -> str:
         return given
     if needs_float(cell, options):
         return str(float_folder(cell, folder))
-    own = SCALES[cell.scale].model(cell.axes["model"], cell.axes["dataset"])
+    own = PRESETS[cell.preset].model(cell.axes["model"], cell.axes["dataset"])
     name = options.model or own
     if name.startswith("timm/"):
         return "pretrained"
@@ -159,25 +159,25 @@ def _weights(cell: Cell, options: Options, folder: str | Path) -> str:
 
 def needs_float(cell: Cell, options: Options) -> bool:
     """Whether a float network must be trained before the cell can be fine-tuned."""
-    epochs = options.float_epochs or SCALES[cell.scale].float_epochs
+    epochs = options.float_epochs or PRESETS[cell.preset].float_epochs
     tuned = cell.axes["pipeline"] == "FT" and _for_row(options.weights, cell.row) is None
     return tuned and epochs > 0
 
 
 def float_folder(cell: Cell, folder: str | Path) -> Path:
     """Where the float network of a cell's model and images is trained."""
-    name = ",".join(("float", cell.scale, cell.axes["model"], cell.axes["dataset"]))
+    name = ",".join(("float", cell.preset, cell.axes["model"], cell.axes["dataset"]))
     return Path(folder) / "runs" / name
 
 
 def float_config(cell: Cell, options: Options) -> Config:
     """The run of the float network that a cell is fine-tuned from; it is the same for all seeds."""
-    epochs = options.float_epochs or SCALES[cell.scale].float_epochs
+    epochs = options.float_epochs or PRESETS[cell.preset].float_epochs
     values = _common(cell, options) | {"method": "fp", "epochs": epochs, "pretrain": 0}
     return Config(**values)
 
 
-def _switches(axes: dict[str, str], scale: RunSize) -> dict[str, Any]:
+def _switches(axes: dict[str, str], preset: Preset) -> dict[str, Any]:
     """The options that a block, a set of protocols or the width of a register sets."""
     if "bits" in axes:
         return {"bits": int(axes["bits"].split()[0])}
@@ -189,7 +189,7 @@ def _switches(axes: dict[str, str], scale: RunSize) -> dict[str, Any]:
     for name in axes["protocols"].split("+"):
         on |= _SWITCHES.get(name, {})
     if on["pretrain"] is None:
-        on["pretrain"] = scale.transformers.get("pretrain", 1)
+        on["pretrain"] = preset.transformers.get("pretrain", 1)
     return on
 
 

@@ -13,7 +13,7 @@ from proxbit.experiments.reproduce.configs import Missing, Options, config_of
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.train.config import Config
 
-# Million multiply-adds of one forward, at the size of images that the scale has.
+# Million multiply-adds of one forward, at the size of images that the preset has.
 _MACS: dict[str, float] = {
     "resnet8": 10, "resnet20": 41, "tiny_vit": 30, "timm/resnet50": 4_100,
     "timm/vit_base_patch16_224": 17_600, "timm/deit_tiny_patch16_224": 1_260,

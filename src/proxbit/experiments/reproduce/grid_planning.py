@@ -17,7 +17,7 @@ from proxbit.experiments.reproduce.grids import (
     find_grid,
     find_rows,
 )
-from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.util.text import table, unknown_name_message
 
 
@@ -27,16 +27,16 @@ class CellQuery:
 
     Attributes:
         grid: Name of the grid.
-        scale: Name of the scale.
+        preset: Name of the preset.
         rows: Names or globs of rows.
         pipelines: FT, E2E.
         tasks: BW, BWA, BWAA.
         methods: The paper's names.
-        seeds: One run per cell for each; None for as many as in the paper at its scale, else one.
+        seeds: One run per cell for each; None for one, or the paper's own in its preset.
     """
 
     grid: str
-    scale: str = "smoke"
+    preset: str = "smoke"
     rows: tuple[str, ...] = ()
     pipelines: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -46,26 +46,28 @@ class CellQuery:
 
 def rows_of(query: CellQuery) -> tuple[Row, ...]:
     """The rows that are wanted."""
-    return find_rows(find_grid(query.grid), query.scale, query.rows)
+    return find_rows(find_grid(query.grid), query.preset, query.rows)
 
 
 def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
     """List the cells of a query in the order in which they run.
 
-    ``model`` stands for the scale's own, whose blocks a grid may need.
+    ``model`` stands for the preset's own, whose blocks a grid may need.
     """
     grid = find_grid(query.grid)
     cells = [
         cell
         for row in rows_of(query)
-        for cell in _cells(grid, row, query.scale, query.seeds, model)
+        for cell in _cells(grid, row, query.preset, query.seeds, model)
     ]
     for axis in ("pipeline", "task", "method"):
         wanted = tuple(each.lower() for each in getattr(query, f"{axis}s"))
         _refuse_unknown(axis, wanted, cells)
         cells = [each for each in cells if not wanted or each.axes[axis].lower() in wanted]
     if not cells:
-        raise ValueError(f"no cell of {grid.name} at scale {query.scale} fits all that was asked")
+        raise ValueError(
+            f"no cell of {grid.name} in the preset {query.preset} fits all that was asked"
+        )
     return cells
 
 
@@ -77,28 +79,28 @@ def _refuse_unknown(axis: str, wanted: Sequence[str], cells: Sequence[Cell]) -> 
 
 
 def _cells(
-    grid: Grid, row: Row, scale: str, seeds: Sequence[int] | None, model: str | None
+    grid: Grid, row: Row, preset: str, seeds: Sequence[int] | None, model: str | None
 ) -> list[Cell]:
-    own = SCALES[scale].model(row.model, row.dataset)
+    own = PRESETS[preset].model(row.model, row.dataset)
     blocks = block_names(model or own) if grid.blocks else ()
-    return cells_of(grid, row, scale, seeds, blocks)
+    return cells_of(grid, row, preset, seeds, blocks)
 
 
 def overview() -> str:
-    """Every table and figure with its cells, scales and an estimate of the time here."""
-    head = ("cells and time here", *SCALES)
-    rows = [(grid.name, *(_size(grid, scale) for scale in SCALES)) for grid in GRIDS.values()]
+    """Every table and figure with its cells, presets and an estimate of the time here."""
+    head = ("cells and time here", *PRESETS)
+    rows = [(grid.name, *(_size(grid, preset) for preset in PRESETS)) for grid in GRIDS.values()]
     lines = [table(head, rows), ""]
     for grid in GRIDS.values():
-        names = ", ".join(row.name + ("" if "small" in row.scales else "*") for row in grid.rows)
+        names = ", ".join(row.name + ("" if "small" in row.presets else "*") for row in grid.rows)
         lines.append(f"{grid.name}: {grid.title}\n    rows: {names}")
-    lines += ["", *(f"{name}: {scale.text}" for name, scale in SCALES.items())]
-    return "\n".join([*lines, "* at paper scale only; error bars: --seeds 0,1,2"])
+    lines += ["", *(f"{name}: {preset.text}" for name, preset in PRESETS.items())]
+    return "\n".join([*lines, "* in the preset paper only; error bars: --seeds 0,1,2"])
 
 
-def _size(grid: Grid, scale: str) -> str:
+def _size(grid: Grid, preset: str) -> str:
     try:
-        cells = plan(CellQuery(grid.name, scale))
+        cells = plan(CellQuery(grid.name, preset))
     except ValueError:  # its blocks are those of a model of timm
         return "needs timm"
     return f"{len(cells)}, {duration(total(cells, Options()))}"

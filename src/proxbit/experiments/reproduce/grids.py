@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from proxbit.experiments.reproduce.paper import PROTOCOLS
-from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.util.text import unknown_name_message
 
 AXES = ("model", "dataset", "pipeline", "task", "method", "protocols", "block", "bits")
@@ -23,7 +23,7 @@ FIVE = tuple(range(5))  # the seeds of a cell whose figure is the mean of five r
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a place in a grid, a seed and a scale.
+    """One run: a place in a grid, a seed and a preset.
 
     Attributes:
         grid: Name of the grid, such as "cnn".
@@ -31,14 +31,14 @@ class Cell:
         key: Axis and value, in the words of the paper: model, dataset, pipeline, task, method and,
             where the grid has them, protocols, block or bits.
         seed: What every random choice follows from.
-        scale: "smoke", "small" or "paper".
+        preset: "smoke", "small" or "paper".
     """
 
     grid: str
     row: str
     key: tuple[tuple[str, str], ...]
     seed: int
-    scale: str
+    preset: str
 
     @property
     def axes(self) -> dict[str, str]:
@@ -53,7 +53,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of this cell's folder; no two cells share it."""
-        words = [self.grid, self.scale, *(value for _, value in self.key), f"seed{self.seed}"]
+        words = [self.grid, self.preset, *(value for _, value in self.key), f"seed{self.seed}"]
         return ",".join(re.sub(r"[^\w.+\-]", "_", word) for word in words)
 
 
@@ -66,7 +66,7 @@ class Row:
         model: The paper's name of the model.
         dataset: The paper's name of the images.
         runs: Pairs of pipeline and task.
-        scales: Where it can run; a model without a stand-in of its own runs at paper scale only.
+        presets: Where it can run; a model without a stand-in of its own runs in "paper" only.
         five: Pipelines of which the paper prints the mean of five runs.
     """
 
@@ -74,12 +74,12 @@ class Row:
     model: str
     dataset: str
     runs: tuple[tuple[str, str], ...]
-    scales: tuple[str, ...] = tuple(SCALES)
+    presets: tuple[str, ...] = tuple(PRESETS)
     five: tuple[str, ...] = ("E2E",)
 
-    def seeds(self, pipeline: str, scale: str) -> tuple[int, ...]:
-        """As many as in the paper at its scale, one below it."""
-        return FIVE if scale == "paper" and pipeline in self.five else (0,)
+    def seeds(self, pipeline: str, preset: str) -> tuple[int, ...]:
+        """As many as in the paper in its preset, one in the others."""
+        return FIVE if preset == "paper" and pipeline in self.five else (0,)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Grid:
     blocks: bool = False
     widths: bool = False
 
-    def at(self, scale: str) -> tuple[Row, ...]:
-        """The rows that can run at a scale."""
-        return tuple(row for row in self.rows if scale in row.scales)
+    def at(self, preset: str) -> tuple[Row, ...]:
+        """The rows that can run in a preset."""
+        return tuple(row for row in self.rows if preset in row.presets)
 
 
 def _slug(name: str) -> str:
@@ -118,12 +118,12 @@ def _slug(name: str) -> str:
 def _row(model: str, dataset: str, *runs: str, paper_only: bool = False, name: str = "") -> Row:
     """A row from runs such as "FT BW"."""
     pairs = tuple((run.split()[0], run.split()[1]) for run in runs)
-    scales = ("paper",) if paper_only else tuple(SCALES)
-    return Row(name or f"{_slug(model)}-{_slug(dataset)}", model, dataset, pairs, scales)
+    presets = ("paper",) if paper_only else tuple(PRESETS)
+    return Row(name or f"{_slug(model)}-{_slug(dataset)}", model, dataset, pairs, presets)
 
 
 def _vit_rows(models: Sequence[str], smallest: str, five: Sequence[str] = ()) -> Iterator[Row]:
-    """Models on the three data sets; below paper scale only the smallest.
+    """Models on the three data sets; only the smallest in all presets.
 
     ``five`` are pipelines of five runs besides those from random weights.
     """
@@ -205,40 +205,40 @@ def find_grid(name: str) -> Grid:
     return GRIDS[name]
 
 
-def find_rows(grid: Grid, scale: str, wanted: Iterable[str] = ()) -> tuple[Row, ...]:
-    """The rows of a grid at a scale that any of the names or globs matches; without names all."""
-    if scale not in SCALES:
-        raise ValueError(unknown_name_message("scale", scale, SCALES))
-    rows, wanted = grid.at(scale), tuple(wanted)
+def find_rows(grid: Grid, preset: str, wanted: Iterable[str] = ()) -> tuple[Row, ...]:
+    """The rows of a grid in a preset that any of the names or globs matches; without names all."""
+    if preset not in PRESETS:
+        raise ValueError(unknown_name_message("preset", preset, PRESETS))
+    rows, wanted = grid.at(preset), tuple(wanted)
     for name in wanted:
         if not any(fnmatchcase(row.name, name) for row in rows):
-            _refuse_row(grid, scale, name)
+            _refuse_row(grid, preset, name)
     return tuple(
         row for row in rows if not wanted or any(fnmatchcase(row.name, name) for name in wanted)
     )
 
 
-def _refuse_row(grid: Grid, scale: str, name: str) -> None:
+def _refuse_row(grid: Grid, preset: str, name: str) -> None:
     if any(fnmatchcase(row.name, name) for row in grid.rows):
         raise ValueError(
-            f"row {name!r} of {grid.name} has no stand-in at scale {scale}: choose --scale paper, "
-            f"or one of {', '.join(row.name for row in grid.at(scale))}"
+            f"row {name!r} of {grid.name} has no stand-in in the preset {preset}: choose "
+            f"--preset paper, or one of {', '.join(row.name for row in grid.at(preset))}"
         )
     raise ValueError(
-        unknown_name_message(f"row of {grid.name}", name, [row.name for row in grid.at(scale)])
+        unknown_name_message(f"row of {grid.name}", name, [row.name for row in grid.at(preset)])
     )
 
 
 def cells_of(
     grid: Grid,
     row: Row,
-    scale: str,
+    preset: str,
     seeds: Sequence[int] | None = None,
     blocks: Sequence[str] = (),
 ) -> list[Cell]:
     """Every cell of a row; ``blocks`` are those of the model, for a grid that needs them.
 
-    Without ``seeds`` each cell has as many as in the paper at its scale, and one below.
+    Without ``seeds`` a cell has as many as in the paper in its preset, and one in the others.
     """
     found = []
     for (pipeline, task), extra, method, seed in (
@@ -246,11 +246,11 @@ def cells_of(
         for run in row.runs
         for extra, methods in _columns(grid, blocks, run[0])
         for method in methods
-        for seed in (row.seeds(run[0], scale) if seeds is None else seeds)
+        for seed in (row.seeds(run[0], preset) if seeds is None else seeds)
     ):
         axes = {"model": row.model, "dataset": row.dataset, "pipeline": pipeline, "task": task}
         key = (axes | {"method": method} | extra).items()
-        found.append(Cell(grid.name, row.name, tuple(key), seed, scale))
+        found.append(Cell(grid.name, row.name, tuple(key), seed, preset))
     return found
 
 

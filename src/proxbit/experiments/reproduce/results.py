@@ -26,7 +26,7 @@ class ResultLine:
     Attributes:
         grid: Name of the grid.
         row: Name of its row.
-        scale: "smoke", "small" or "paper".
+        preset: "smoke", "small" or "paper".
         key: Axis and value, in the words of the paper.
         seed: What every random choice followed from.
         config: The configuration of the run, with nothing left open.
@@ -44,7 +44,7 @@ class ResultLine:
 
     grid: str
     row: str
-    scale: str
+    preset: str
     key: dict[str, str]
     seed: int
     config: dict[str, Any]
@@ -64,7 +64,7 @@ class ResultLine:
     def cell(self) -> Cell:
         """The cell that ran."""
         key = tuple((axis, self.key[axis]) for axis in AXES if axis in self.key)
-        return Cell(self.grid, self.row, key, self.seed, self.scale)
+        return Cell(self.grid, self.row, key, self.seed, self.preset)
 
     @property
     def done(self) -> bool:
@@ -97,6 +97,8 @@ def _line(values: Any, where: str) -> ResultLine:
         )
     if ("result" in values) == ("error" in values):
         raise ValueError(f"{where} must hold either a result or an error")
+    if "scale" in values:  # a line of before the word "preset"
+        values = {"preset" if key == "scale" else key: each for key, each in values.items()}
     line = record_from(ResultLine, {"result": None, "error": None} | values, where)
     odd = next(_unsound(values), None)
     if odd is not None:

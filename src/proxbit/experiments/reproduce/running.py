@@ -21,6 +21,7 @@ from proxbit.experiments.reproduce.configs import (
 )
 from proxbit.experiments.reproduce.grids import STATED, Cell
 from proxbit.experiments.reproduce.measuring import packed_figures, verdict_of
+from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.experiments.reproduce.process import Broken, log_of, read_about, train
 from proxbit.experiments.reproduce.results import (
     FILE,
@@ -29,7 +30,6 @@ from proxbit.experiments.reproduce.results import (
     read_results,
     sole_writer,
 )
-from proxbit.experiments.reproduce.run_sizes import SCALES
 from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
 from proxbit.train.records import Record, read_records
@@ -86,7 +86,7 @@ def run_cell(cell: Cell, options: Options, folder: str | Path, watch: Watch = ig
     except Broken as error:
         told = str(error).replace(f"{Path(folder)}/", "")
         return _broken(cell, config, run, told, time.monotonic() - began)
-    wanted = SCALES[cell.scale].measure if options.measure is None else options.measure
+    wanted = PRESETS[cell.preset].measure if options.measure is None else options.measure
     return replace(line, packed=_packed(run)) if wanted and not cell.is_float else line
 
 
@@ -121,7 +121,7 @@ def _line(cell: Cell, run: Path, seconds: float) -> ResultLine:
     result = read_result(run) or {}
     curve = [record.to_dict() for record in read_records(run / "metrics.jsonl")]
     return ResultLine(
-        grid=cell.grid, row=cell.row, scale=cell.scale, key=cell.axes, seed=cell.seed,
+        grid=cell.grid, row=cell.row, preset=cell.preset, key=cell.axes, seed=cell.seed,
         config=as_published(config), result=result, error=None, curve=curve,
         verdict=verdict_of(config), packed=None, **_circumstances(read_about(run)),
         seconds=round(max(seconds, result["seconds"]), 3),
@@ -131,7 +131,7 @@ def _line(cell: Cell, run: Path, seconds: float) -> ResultLine:
 def _broken(cell: Cell, config: Config, run: Path, error: str, seconds: float) -> ResultLine:
     known = read_about(run) if (run / "about.json").is_file() else about([])
     return ResultLine(
-        grid=cell.grid, row=cell.row, scale=cell.scale, key=cell.axes, seed=cell.seed,
+        grid=cell.grid, row=cell.row, preset=cell.preset, key=cell.axes, seed=cell.seed,
         config=as_published(config), result=None, error=error, curve=[], verdict=verdict_of(config),
         packed=None, **_circumstances(known), seconds=round(seconds, 3),
     )  # fmt: skip
@@ -178,7 +178,7 @@ def to_do(
 def _run_elsewhere(
     cell: Cell, options: Options, folder: str | Path, done: Iterable[ResultLine]
 ) -> ResultLine | None:
-    """The line of a cell that was run elsewhere: the same place, seed, scale and options."""
+    """The line of a cell that was run elsewhere: the same place, seed, preset and options."""
     twins = [line for line in done if _place(line.cell) == _place(cell)]
     if not twins:
         return None
@@ -196,7 +196,7 @@ def _place(cell: Cell) -> tuple[Any, ...]:
     A register has 8 bits unless its grid says otherwise.
     """
     axes = {"bits": STATED} | cell.axes | ({"task": "any"} if cell.is_float else {})
-    return axes, cell.seed, cell.scale
+    return axes, cell.seed, cell.preset
 
 
 def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLine) -> None:

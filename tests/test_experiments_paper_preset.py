@@ -1,4 +1,4 @@
-"""What "paper" means: the law that holds for every cell at paper scale."""
+"""What "paper" means: the law that holds for every cell of the paper preset."""
 
 from dataclasses import asdict, replace
 
@@ -14,7 +14,7 @@ from proxbit.experiments.reproduce.configs import Options, config_of, is_imagene
 from proxbit.experiments.reproduce.grid_planning import CellQuery, plan
 from proxbit.experiments.reproduce.grids import GRIDS
 from proxbit.experiments.reproduce.paper import PROTOCOLS
-from proxbit.experiments.reproduce.run_sizes import SCALES
+from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.models import pretrained_classes
 from proxbit.train.setup import resolve
 from proxbit.util.compat import allow_torchvision
@@ -33,7 +33,7 @@ BINARY = {"task", "relu", "distill", "attention_norm", "pretrain", "teacher", "b
 
 
 @given(grid=grids, options=st.sampled_from([GIVEN, TIMM]))
-def test_at_paper_scale_the_methods_of_a_row_are_trained_alike(grid, options):
+def test_in_the_paper_preset_the_methods_of_a_row_are_trained_alike(grid, options):
     """The paper: "We apply the same training hyperparameters ... across all models"."""
     places: dict[object, list[tuple[str, dict[str, object]]]] = {}
     for cell in plan(CellQuery(grid, "paper", seeds=(0,))):
@@ -51,7 +51,7 @@ def test_at_paper_scale_the_methods_of_a_row_are_trained_alike(grid, options):
 
 
 @given(grid=grids, options=st.sampled_from([GIVEN, TIMM]))
-def test_at_paper_scale_no_signs_are_frozen_or_seen_early(grid, options):
+def test_in_the_paper_preset_no_signs_are_frozen_or_seen_early(grid, options):
     for cell in plan(CellQuery(grid, "paper", seeds=(0,))):
         config = config_of(cell, options, "out")
         assert (config.settings, config.frozen, config.sharp) == ("paper", 0.0, 0.0)
@@ -110,13 +110,13 @@ def test_fine_tuning_starts_from_the_files_that_the_paper_names(model, dataset):
         assert config.normalize == ("half" if known.mean[0] == 0.5 else "imagenet")
 
 
-@pytest.mark.parametrize("paper", [name for name in SCALES["paper"].models if name != "ResNet20"])
-def test_every_model_of_timm_at_paper_scale_has_weights(paper):
-    assert pretrained_classes(SCALES["paper"].models[paper]) in (1000, 21843)
+@pytest.mark.parametrize("paper", [name for name in PRESETS["paper"].models if name != "ResNet20"])
+def test_every_model_of_timm_in_the_paper_preset_has_weights(paper):
+    assert pretrained_classes(PRESETS["paper"].models[paper]) in (1000, 21843)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_who_teaches_at_paper_scale(grid):
+def test_who_teaches_in_the_paper_preset(grid):
     """Weights that know the classes of ImageNet; on other rows, whom the user gives."""
     knowing = {"Swin-T", "NesT-T"}
     taught = replace(TIMM, teacher=(("*", "t.safetensors"),))

@@ -1,4 +1,4 @@
-"""The sizes of runs: from a check of the machinery to the paper's own."""
+"""Presets of runs: from a check of the machinery to the paper's own size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class RunSize:
+class Preset:
     """How large the runs are.
 
     Attributes:
@@ -40,8 +40,8 @@ class RunSize:
 
 _VITS = ("ViT-B", "DeiT-T")
 _MINI = {"Swin-T": "mini_swin", "NesT-T": "mini_nest"}
-SCALES: dict[str, RunSize] = {
-    "smoke": RunSize(
+PRESETS: dict[str, Preset] = {
+    "smoke": Preset(
         "seconds per cell: embedded images, tiny models of the same family, four steps",
         models={
             "ResNet20": "resnet8", "ResNet50": "mini_bottleneck", **_MINI,
@@ -51,7 +51,7 @@ SCALES: dict[str, RunSize] = {
         common={"max_steps_per_epoch": 4, "batch_size": 64, "recalibrate": 2},
         transformers={"augment": "crop"}, data="fashion", float_epochs=1, measure=False,
     ),
-    "small": RunSize(
+    "small": Preset(
         "minutes per cell on two cores: real images, few epochs",
         models={
             "ResNet20": "resnet20", "ResNet50": "timm/resnet50", **_MINI,
@@ -61,7 +61,7 @@ SCALES: dict[str, RunSize] = {
         transformers={"augment": "crop", "lr": 1e-3},
         imagenet={"image_size": 64, "max_steps_per_epoch": 25}, float_epochs=10,
     ),
-    "paper": RunSize(
+    "paper": Preset(
         "the paper's models and epochs: a cluster of GPUs",
         models={
             "ResNet20": "resnet20", "ResNet50": "timm/resnet50.a1_in1k",
