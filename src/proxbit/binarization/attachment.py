@@ -179,8 +179,8 @@ def attach(
     """Let ``optimizer`` train the binarized ``model``: update rule, schedule and clipping as hooks.
 
     Nothing in the training loop changes. The strength moves once per ``optimizer.step()`` that
-    really happens: right under gradient accumulation and when a GradScaler skips a step. In the
-    last share of the steps that the method calls ``sharp``, the network sees signs.
+    really happens, so gradient accumulation and a GradScaler that skips a step are no problem. In
+    the last steps, a share that the method calls ``sharp``, the network sees signs.
 
     Args:
         model: A binarized model, or a wrapper around one.

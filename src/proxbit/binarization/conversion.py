@@ -84,8 +84,8 @@ def binarize(
             them, and those without a binary class (LSTM, transposed convolutions, stacked experts).
         swaps: From float layer classes to binary ones; extend it with ``SWAPS | {Mine: MyBinary}``.
         relu: What replaces a ReLU in front of a binary input, whose sign would be constant: a class
-            such as ``nn.Hardtanh``, or "keep" for none. By default nothing stands there any more
-            (``nn.Identity``), but ``nn.Hardtanh`` for methods that pass every gradient on (BC, PC).
+            such as ``nn.Hardtanh``, or "keep" for none. By default the ReLU is left out
+            (``nn.Identity``); methods that pass every gradient on (BC, PC) get ``nn.Hardtanh``.
 
     Returns:
         A report: what became binary, what stayed float and why, the size when packed.

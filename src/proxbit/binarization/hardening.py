@@ -62,7 +62,7 @@ class Gap:
 def gap(model: nn.Module, example: Any = None) -> Gap:
     """Measure how much :func:`harden` would change the model; the model stays as it is.
 
-    Ask before ``harden``, or at any moment of the training. Of a hard model everything is 0.
+    Call it before ``harden``, or at any moment of the training. For a hard model every figure is 0.
 
     Args:
         model: A binarized model.
@@ -87,8 +87,8 @@ def harden(model: nn.Module) -> nn.Module:
 
     The sign of F(w) is final, with the scale that matches the soft weight best in least squares.
     Signs no longer train; norms, biases and float layers do. Inputs become hard signs as well, and
-    keep their backward map. A model that is hard already stays as it is. Ask :func:`gap` before,
-    if you want to know how much this changes.
+    keep their backward map. A model that is hard already stays as it is. To know how much this
+    changes, call :func:`gap` first.
     """
     weights = [w for w in require_binarized(model) if w.quantizer.method.binary]
     if all(weight.quantizer.hard for weight in weights):
@@ -107,7 +107,7 @@ def sharpen(model: nn.Module) -> nn.Module:
 
     The forward map gets a sign behind it, the backward map stays: what trains is the hard network,
     so nothing is lost when ``harden`` follows. ``attach`` does this by itself for methods with a
-    ``sharp`` share; this is for a moment of one's own choice. A hard pair is sharp already.
+    ``sharp`` share; call this to choose the moment yourself. A hard pair is sharp already.
     """
     floats = {w.quantizer for w in require_binarized(model) if not w.quantizer.method.binary}
     for quantizer in quantizers(model):
@@ -145,8 +145,8 @@ def _relative(new: Tensor, old: Tensor) -> float:
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     """Estimate batch-norm statistics again, as the plain average over ``batches``; in place.
 
-    After hardening, the running statistics still describe the soft network. Everything else is in
-    eval mode meanwhile. A batch is an input, a dict of keywords, or what a loader yields: a tuple
+    After hardening, the running statistics still describe the soft network. Meanwhile everything
+    else is in eval mode. A batch is an input, a dict of keywords, or what a loader yields: a tuple
     or list whose first item is the input. If a batch fails, the old statistics stay.
     """
     kind = nn.modules.batchnorm._BatchNorm

@@ -84,7 +84,7 @@ ede_plus = _smooth(forward=maps.soft_sign, backward=maps.soft_sign_slope, name="
 def prox_connect(varrho: float | None = 0.0) -> Pair:
     """PC: the linear quantizer forward, identity backward. ``varrho=None`` ties it to rho.
 
-    The line never differentiates: B is 1 even where L is flat.
+    The gradient of L is never taken: B is 1 even where L is flat.
     """
     return Pair(
         partial(prox.linear_quantizer, varrho=varrho),

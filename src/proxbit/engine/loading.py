@@ -44,7 +44,7 @@ def load(
 ) -> nn.Module:
     """Load a packed network from a file, in eval mode.
 
-    Time and memory follow from what the file holds, not from what it says.
+    Time and memory depend on what the file holds, not on what its header claims.
 
     Args:
         path: What :func:`save` wrote.

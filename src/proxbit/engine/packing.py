@@ -35,7 +35,7 @@ PRECISIONS = {"exact": EXACT, "input8": INPUT8}
 def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> nn.Module:
     """Make a network for inference whose hard layers hold one bit per weight.
 
-    It is a copy: nothing that happens to it reaches the hard model, nor the reverse. BWA and BWAA
+    It is a copy: changes of the one never reach the other. BWA and BWAA
     give the hard model's sums bit for bit, BW the same up to float32 rounding. Binary weights of
     modules without a packed form (an LSTM, a transposed convolution) stay floats in memory and
     become bits in a file; a KernelWarning names them, and so does :func:`proxbit.summary`.

@@ -79,9 +79,9 @@ def export_onnx(
     labels: Sequence[str] | None = None,
     input: dict[str, Any] | None = None,
 ) -> OnnxFile:
-    """Write a hard or packed network as one ONNX file, whole or not at all; it stays as it is.
+    """Write a hard or packed network as one ONNX file, whole or not at all.
 
-    The network is written in eval mode. The first dimension of the first input becomes free, and so
+    The model stays as it is; it is written in eval mode. The first dimension of the first input becomes free, and so
     does that of every other input with the same length, unless the model itself fixes it.
 
     Args:

@@ -44,8 +44,8 @@ def build(
 ) -> nn.Module:
     """Build the model ``name``: one of ours, ``timm/NAME``, or ``FILE.py:FUNCTION``.
 
-    Where ``image_size`` is given, one empty image goes through the model, which proves that it
-    takes that size and gives one score per class.
+    If ``image_size`` is given, one empty image is sent through the model, to prove that it takes
+    that size and gives one score per class.
 
     Args:
         name: ``resnet8``, ``resnet20``, ``resnet32``, ``resnet44``, ``resnet56``; the same with a

@@ -48,7 +48,7 @@ def load_weights(model: nn.Module, path: str | Path, *, new_head: bool | None = 
     """Load the weights of a file into the model, and say what was done.
 
     The file is safetensors, a folder that holds ``model.safetensors``, or a torch file of tensors
-    alone: nothing in it can run. Where it does not fit, the model stays as it was.
+    alone: nothing in it is executed. If it does not fit, the model stays as it was.
 
     Args:
         model: The model; timm's transformers may have another image or patch size than the file.

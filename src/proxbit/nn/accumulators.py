@@ -57,7 +57,7 @@ class _Cyclic(torch.autograd.Function):
 def cyclic(m: Tensor, bits: int, k: float) -> Tensor:
     """WrapNet's cyclic function: m near zero, returning to 0 with slope -k towards the ends.
 
-    Of a wrapped sum it makes a continuous periodic function, so an overflow never jumps.
+    It turns a wrapped sum into a continuous periodic function, so an overflow never jumps.
 
     >>> cyclic(wrap(torch.tensor([64.0, 100.0, 128.0, 300.0]), 8), 8, 2.0)
     tensor([64., 56.,  0., 44.])
@@ -136,7 +136,7 @@ class WrapAccumulator(nn.Module):
 
 @contextmanager
 def overflow_penalty(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Collect the overflow of every accumulator during the forwards inside, as a loss term.
+    """Collect the overflow of every accumulator during the forward passes inside, as a loss term.
 
     Use it as::
 

@@ -38,7 +38,7 @@ def switch_off_fused_paths(
 class BinaryMultiheadAttention(nn.MultiheadAttention):
     """Attention whose query, key and value projections are binary, each with its own scale.
 
-    The output projection is a layer of its own inside. Softmax and the two products of
+    The output projection is a layer of its own. Softmax and the two products of
     activations stay float.
     """
 

@@ -158,7 +158,7 @@ class WeightQuantizer(Quantizer):
 
     Attributes:
         scale: The float beside the bits of a hard weight, as ``harden`` found it: one for the layer
-            or one per output channel. Until then it is 1 and stands for nothing.
+            or one per output channel. Before that it is 1 and not used.
         unit: mean|w| at the start, for methods that measure in it; None otherwise.
         shift: One learnable shift per output channel (ReAct); None otherwise.
     """

@@ -20,8 +20,8 @@ def available_backends() -> tuple[str, ...]:
 def use_backend(name: str, smallest: int = 1) -> Iterator[None]:
     """Let these kernels compute inside, for tensors of ``smallest`` values and more.
 
-    A packed network is laid out for one backend: do not carry it from one into another. Nothing
-    else may compute meanwhile.
+    A packed network is laid out for one backend: do not use it with another. Meanwhile
+    nothing else may compute.
     """
     before, size = os.environ.get(_VARIABLE), training.SMALLEST
     try:

@@ -110,7 +110,7 @@ def check(
 
     A method is judged along its schedule and phase by phase: where it shows signs to the network
     (``Method.sharp``), what trains is the pair (sign of F, B). Its update rule counts too: PQ, rPC
-    and PTB are not of the family whatever their pair. Raises ValueError on what is not a pair.
+    and PTB are outside the family, whatever their pair. Raises ValueError for what is not a pair.
 
     Args:
         pair: A pair, or a method.

@@ -138,7 +138,7 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
 
     Args:
         out: Its folder.
-        accept_changes: Go on though config.json is no longer that of the checkpoint, or records of
+        accept_changes: Continue even if config.json differs from the checkpoint's, or records of
             metrics.jsonl are missing or doubled.
     """
     folder = RunFolder(out)

@@ -35,11 +35,11 @@ class Options:
         data: Pairs of a row, or a glob of rows, and its images, as ``proxbit train --data``.
         weights: Pairs of a row, or a glob of rows, and its float weights.
         teacher: Pairs of a row, or a glob of rows, and the float network to learn from.
-        model: Instead of the model that the preset has.
-        epochs: Instead of the epochs that the preset has.
+        model: The model, instead of the preset's.
+        epochs: The epochs, instead of the preset's.
         float_epochs: Epochs of the float network that is trained where no weights are given.
         max_steps_per_epoch: Largest number of steps per epoch.
-        settings: "default" or "paper" strengths and scales, instead of what the scale has.
+        settings: "default" or "paper" strengths and scales, instead of the preset's.
         data_root: Folder that holds CIFAR.
         measure: Whether to pack and time each network; None leaves it to the preset.
         cpu: Stay on the CPU where there is a GPU.

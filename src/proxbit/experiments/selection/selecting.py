@@ -34,10 +34,10 @@ def select(
     Mistakes are found at once, before the first record is asked for.
 
     Args:
-        config: Model, data, weights and all else of the runs; its method does not count, and its
-            epochs are the longest that a run may be.
-        minutes: Time for everything, from the first record that is asked for; at most half of it is
-            charged for getting ready.
+        config: Model, data, weights and all other options of the runs. Its method is ignored; its
+            epochs limit the length of a run.
+        minutes: Time for everything, counted from the first record that is asked for; getting ready
+            takes at most half of it.
         methods: Names to try, whatever their verdict; all admitted ones if none is named.
         own: Pairs or methods of the user, FILE.py:NAME, whatever their verdict.
         out: Folder that :func:`resume_select` can continue from; None writes nothing.
