@@ -81,8 +81,9 @@ def export_onnx(
 ) -> OnnxFile:
     """Write a hard or packed network as one ONNX file, whole or not at all.
 
-    The model stays as it is; it is written in eval mode. The first dimension of the first input becomes free, and so
-    does that of every other input with the same length, unless the model itself fixes it.
+    The model stays as it is; it is written in eval mode. The first dimension of the first input
+    becomes free, and so does that of every other input with the same length, unless the model fixes
+    it.
 
     Args:
         model: A model after ``pb.harden``, in float32, or what ``pb.pack`` or ``pb.load`` gave.

@@ -116,7 +116,7 @@ def follow(
 
     The theorem is about plain steps at a constant strength with a fixed T: torch.optim.SGD without
     momentum, ``schedule=pb.Constant(...)``, ``sharp=0``, and scale "none" or "unit". Anything else
-    is refused at once; a strength that moves later, or a turn to signs, ends the trail with a warning.
+    is refused; a strength that moves later, or a turn to signs, ends the trail with a warning.
 
     Args:
         model: A binarized model with an admitted pair.
