@@ -307,29 +307,43 @@ class InputQuantizer(Quantizer):
 
     When hard, the forward is the sign and the backward stays B at the last strength, so that norms
     and float layers can go on training.
+
+    Attributes:
+        shift: One learnable shift per channel (ReAct); None otherwise.
+        unit: The size of an input that the pair takes for one; None for 1.
     """
+
+    unit: Tensor | None
 
     def __init__(
         self, method: Method, channels: int, trailing: int, like: Tensor,
         counter: StepCounter | None = None,
     ) -> None:  # fmt: skip
-        """Take the method's input pair; the raw input is its own unit."""
+        """Take the method's input pair; the raw input is its own unit until one is set."""
         pair = method.input_pair or method.pair
         schedule = method.input_schedule or method.schedule
         super().__init__(method, pair, schedule, method.input_rule, like, counter)
         shape = (channels, *(1 for _ in range(trailing)))
         self.shift = nn.Parameter(like.new_zeros(shape)) if method.learn_shift else None
+        self.register_buffer("unit", None, persistent=False)
+
+    def set_unit(self, unit: Tensor) -> None:
+        """Measure inputs in this unit from now on; what is no size stands for 1."""
+        fits = torch.isfinite(unit) & (unit > 0)
+        self.unit = torch.where(fits, unit, torch.ones_like(unit)).to(self.strength)
 
     def forward(self, x: Tensor) -> Tensor:
-        """F(x), with the gradient multiplied by B(x)."""
+        """F(x), with the gradient multiplied by B(x), both in the unit."""
         if self.looks_through():
             return x
-        return surrogate_gradient(
-            x, self._evaluate(x.detach()), self.strength, self.pair, shift=self.shift
-        )
+        factor = None if self.unit is None else 1 / self.unit
+        f = self._evaluate(x.detach())
+        return surrogate_gradient(x, f, self.strength, self.pair, self.unit, factor, self.shift)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         shift = None if self.shift is None else self.shift.detach()
+        if self.unit is not None and not self.hard:  # the sign is the same in any unit
+            x, shift = x / self.unit.to(x.dtype), None if shift is None else shift / self.unit
         f = maps.sign if self.hard else self.pair.forward
         sharp = self._sharpens() and not self.hard
         once = fused.forward(f, x, self.strength, shift, sharp)

@@ -26,6 +26,7 @@ from proxbit.nn.attention_norm import add_attention_norms, attentions
 from proxbit.train.checkpoint import require_like
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
+from proxbit.train.input_calibration import calibrate_inputs
 from proxbit.train.lengths import augmentation_for, float_epochs_for
 from proxbit.train.norm_calibration import calibrate_norms
 from proxbit.train.precision import choose_precision
@@ -255,6 +256,8 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
         batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
             calibrate_norms(model, [x for x, _ in islice(batches, 4)])
+    calibrates = config.task != "BW" and config.weights is not None and is_transformer(model)
+    before = copy.deepcopy(model) if calibrates else None
     method = with_options(prepared.method, config)
     task = Task(config.task, bits=config.bits)  # type: ignore[arg-type]
     with warnings.catch_warnings():
@@ -263,6 +266,9 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
             model, method, task,
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
         )  # fmt: skip
+    if before is not None:
+        batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
+        calibrate_inputs(model, before, [x for x, _ in islice(batches, 4)])
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
     line = f"{sum(each.binary for each in report.layers)} of {len(report.layers)} layers are binary"
     notes = (*prepared.notes, line, *report.notes)
