@@ -6,13 +6,21 @@ Ours (data, phases, checks, bars) and bare steps alternate in pairs, ours, bare,
 are equally warm. Where a network happens to lie in memory changes its speed by several percent for
 as long as a process lives: so the ratio of medians is taken in several processes, in which either
 network is built first in turn, and their median is reported. Data alone is timed afterwards.
+
+    python benchmarks/epoch.py --parts --model timm/vit_tiny_patch16_224 --data folder:photographs
+        --weights RUN --image-size 96 --batch-size 32
+
+times `proxbit train` alone, with a teacher, with and without each of the parts that make it faster;
+their steps alternate in a shuffled order in one process.
 """
 
 import argparse
+import random
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -28,6 +36,13 @@ from proxbit.train.config import Config
 from proxbit.train.fitting import open_run
 
 PACKAGES = ("proxbit", "torch")
+# Precision, torch's fused attention, bytes of decoded images in memory. The first one is "before".
+PARTS = {
+    "float32, images decoded anew": ("no", True, 0),
+    "+ images in memory": ("no", True, 2**30),
+    "+ bfloat16": ("bf16", True, 2**30),
+    "+ plain attention: `--precision bf16`": ("bf16", False, 2**30),
+}
 NEW_SECTION = """## The training loop
 
 `proxbit train` against a bare PyTorch loop: the same binary network on the same images, steps in
@@ -63,7 +78,10 @@ def bare_steps(model_name: str, batch: int, steps: int):
 def compare(model: str, batch: int, steps: int, bare_first: bool) -> tuple[float, float]:
     """Median seconds of a step, ours and bare, in turn."""
     ours, bare = [], []
-    config = Config(model=model, batch_size=batch, epochs=1, max_steps_per_epoch=steps, frozen=0.0)
+    config = Config(
+        model=model, batch_size=batch, epochs=1, max_steps_per_epoch=steps, frozen=0.0,
+        precision="no",
+    )  # fmt: skip
     other = bare_steps(model, batch, steps)
     if bare_first:
         next(other)
@@ -118,6 +136,47 @@ def first_step() -> float:
     return float(said) - start
 
 
+def steps_with(config: Config, fused: bool, memory: int) -> Iterator[int]:
+    """A training run that takes one step at a time; gives the images of each."""
+    trainer = open_run(config)
+    if hasattr(trainer.prepared.data, "memory"):
+        trainer.prepared.data.memory.most = memory
+        for row in range(trainer.prepared.data.count("train") if memory else 0):
+            trainer.prepared.data.picture("train", row)  # as after the first epoch
+    for network in (trainer.core, trainer.prepared.teacher):
+        for module in network.modules() if network is not None else ():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+    trainer.begin()
+    trainer.model.train()
+    for epoch in range(config.epochs):
+        for x, y in trainer.train.epoch(epoch):
+            trainer._step(x, y)
+            yield len(x)
+
+
+def parts_table(options: dict, steps: int) -> list[str]:
+    """Images per second with each part added to those before it."""
+    runs, times = {}, {name: [] for name in PARTS}
+    for name, (precision, fused, memory) in PARTS.items():
+        config = Config(**options, precision=precision, epochs=10**6, float_epochs=0, pretrain=0)
+        runs[name] = steps_with(config, fused, memory)
+    order, batch = list(PARTS), 0
+    for _ in range(steps + 2):
+        random.shuffle(order)
+        for name in order:
+            start = time.perf_counter()
+            batch = next(runs[name])
+            times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(each[2:]) for name, each in times.items()}
+    first = medians[next(iter(PARTS))]
+    rows = [
+        f"| {name} | {batch / seconds:.1f} | {first / seconds:.2f} |"
+        for name, seconds in medians.items()
+    ]
+    return ["| | images per second | ratio |", "| --- | --: | --: |", *rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
@@ -125,7 +184,23 @@ def main() -> None:
     parser.add_argument("--model", default="resnet8")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--markdown", type=Path, help="put the table between this page's marks")
+    parser.add_argument("--parts", action="store_true", help="time the parts of a faster step")
+    parser.add_argument("--data", default="fashion", help="for --parts")
+    parser.add_argument("--weights", help="for --parts; with them there is a teacher")
+    parser.add_argument("--image-size", type=int, help="for --parts")
     given = parser.parse_args()
+    if given.parts:
+        options = {"model": given.model, "data": given.data, "weights": given.weights}
+        options |= {"image_size": given.image_size, "batch_size": given.batch_size}
+        options |= {"augment": "crop", "distill": True if given.weights else None}
+        title = f"`{given.model}`, batches of {given.batch_size}"
+        table = [title, "", *parts_table(options, given.steps)]
+        print("\n".join(table))
+        if given.markdown:
+            about = environment(PACKAGES, given.steps, 0)
+            name = "parts-" + given.model.split("/")[-1]
+            write_section(given.markdown, name, about, "\n".join(table), "{marks}\n")
+        return
     pairs = [
         apart(given.model, given.batch_size, given.steps, bare_first=i % 2 == 1)
         for i in range(given.processes)
