@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,16 +32,13 @@ def calibrate_inputs(model: nn.Module, float_model: nn.Module, batches: Iterable
     Returns:
         The names of the layers that were changed.
     """
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, BinaryLinear)
-        and isinstance(layer.binary.input_quantizer, InputQuantizer)
-    }
+    layers = dict(_binary_inputs(model))
     images = list(batches)
+    # PyTorch's attention reads the weights of its last layer and passes hooks by: it is left alone.
     means = _measured(float_model, dict.fromkeys(layers, _identity), images)
+    layers = {name: layer for name, layer in layers.items() if name in means}
     shifts = {
-        name: means[name] if layer.binary.input_quantizer.shift is not None else None
+        name: None if _inputs(layer).shift is None else means[name]
         for name, layer in layers.items()
     }
     sizes = _measured(float_model, {n: partial(_size, shift=t) for n, t in shifts.items()}, images)
@@ -49,21 +46,32 @@ def calibrate_inputs(model: nn.Module, float_model: nn.Module, batches: Iterable
     with torch.no_grad():
         for name, layer in layers.items():
             unit = sizes[name].mean()
-            soft = not layer.binary.input_quantizer.pair.hard
+            soft = not _inputs(layer).pair.hard
             rest = shifts[name] if soft else means[name] - unit * signs[name]
             _change(layer, unit, shifts[name], rest)
     return list(layers)
 
 
+def _binary_inputs(model: nn.Module) -> Iterator[tuple[str, BinaryLinear]]:
+    for name, layer in model.named_modules():
+        product = layer.binary if isinstance(layer, BinaryLinear) else None
+        if product is not None and isinstance(product.input_quantizer, InputQuantizer):
+            yield name, cast(BinaryLinear, layer)
+
+
+def _inputs(layer: BinaryLinear) -> InputQuantizer:
+    return cast(InputQuantizer, layer.binary.input_quantizer)
+
+
 def _change(layer: BinaryLinear, unit: Tensor, shift: Tensor | None, rest: Tensor | None) -> None:
     """Take over the unit, the shift, and the constant part of the input."""
-    inputs: Any = layer.binary.input_quantizer
+    inputs = _inputs(layer)
     if layer.bias is not None and rest is not None:
         layer.bias.add_(layer.weight @ rest)
     inputs.set_unit(unit)
-    if shift is not None:
+    if shift is not None and inputs.shift is not None:
         inputs.shift.copy_(shift.reshape(inputs.shift.shape))
-    layer.weight.mul_(inputs.unit)
+    layer.weight.mul_(cast(Tensor, inputs.unit))
     layer.binary.weight_quantizer.measure_unit(layer.weight)
 
 
