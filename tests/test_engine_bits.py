@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxbit.packfile import bits
-from proxbit.packfile.bits import byte_count, pack_bits, pack_rows, unpack_bits, unpack_rows
+from proxbit.packfile.bits import pack_bits, unpack_bits
 
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=4).map(tuple)
-MATRICES = st.tuples(st.integers(0, 9), st.integers(0, 40))
 KINDS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int64])
 
 
@@ -35,28 +34,11 @@ def test_a_stream_is_what_numpy_packs(shape, seed, kind):
         assert np.array_equal(packed.numpy(), oracle)
 
 
-@given(shape=MATRICES, seed=st.integers(0, 99), kind=KINDS)
-def test_rows_are_what_numpy_packs_along_the_last_axis(shape, seed, kind):
-    signs = signs_of(shape, seed)
-    oracle = np.packbits(signs.numpy() > 0, axis=1, bitorder="little")
-    for given_as in (signs.to(kind), signs > 0):
-        packed = pack_rows(given_as)
-        assert packed.dtype == torch.uint8 and packed.shape == (shape[0], byte_count(shape[1]))
-        assert np.array_equal(packed.numpy(), oracle)
-
-
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_signs_come_back_from_a_stream(shape, seed):
     signs = signs_of(shape, seed)
     back = unpack_bits(pack_bits(signs), shape)
     assert back.dtype == torch.float32 and torch.equal(back, signs)
-
-
-@given(shape=MATRICES, seed=st.integers(0, 99))
-def test_signs_come_back_from_rows(shape, seed):
-    signs = signs_of(shape, seed)
-    back = unpack_rows(pack_rows(signs), shape[1])
-    assert back.dtype == torch.float32 and back.is_contiguous() and torch.equal(back, signs)
 
 
 @given(seed=st.integers(0, 99))
@@ -65,7 +47,6 @@ def test_the_order_is_that_of_the_shape_whatever_the_memory(seed):
     turned = signs.permute(2, 0, 1)
     assert not turned.is_contiguous()
     assert torch.equal(pack_bits(turned), pack_bits(turned.contiguous()))
-    assert torch.equal(pack_rows(turned[0].t()), pack_rows(turned[0].t().contiguous()))
 
 
 def test_only_what_is_above_zero_is_a_one():
@@ -75,7 +56,7 @@ def test_only_what_is_above_zero_is_a_one():
 
 def test_a_gradient_is_no_obstacle():
     w = torch.ones(3, 3, requires_grad=True)
-    assert not pack_bits(w).requires_grad and not pack_rows(w).requires_grad
+    assert not pack_bits(w).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -90,17 +71,3 @@ def test_a_gradient_is_no_obstacle():
 def test_a_stream_of_another_size_is_refused(data, shape):
     with pytest.raises(ValueError, match="signs of shape"):
         unpack_bits(data, shape)
-
-
-@pytest.mark.parametrize(
-    "rows", [torch.zeros(2, 2, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8),
-             torch.zeros(2, 1)],
-)  # fmt: skip
-def test_rows_of_another_size_are_refused(rows):
-    with pytest.raises(ValueError, match="rows of 8 signs are 1 bytes each"):
-        unpack_rows(rows, 8)
-
-
-def test_rows_need_a_matrix():
-    with pytest.raises(ValueError, match="2 dimensions, not the shape \\(2, 3, 4\\)"):
-        pack_rows(torch.ones(2, 3, 4))

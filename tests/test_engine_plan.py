@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from proxbit.engine.plan import Planned, steps_of
 from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
 from proxbit.engine.tails import Line, find_line, follow, room_for_bits
 from proxbit.kernels import inference as kernels
-from proxbit.packfile.bits import unpack_rows
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
 
@@ -173,7 +173,8 @@ def test_follow_is_its_formula(width: int, contracted: bool, activation: int) ->
     follow(found, line, other, activation, bits)
     assert torch.equal(found.nan_to_num(9), y.nan_to_num(9))
     signs = torch.where(torch.signbit(found) & ~found.isnan(), -1.0, 1.0)
-    assert torch.equal(unpack_rows(bits, width), signs)
+    seen = np.unpackbits(bits.numpy(), axis=1, count=width, bitorder="little")
+    assert torch.equal(2.0 * torch.from_numpy(seen) - 1, signs)
 
 
 @torch.no_grad()

@@ -90,20 +90,18 @@ def binarize(
     Returns:
         A report: what became binary, what stayed float and why, the size when packed.
     """
-    chosen = methods.method(method)
-    asked = find_task(task)
+    chosen, asked = methods.method(method), find_task(task)
     new = find_relu(relu, chosen)
     form = Form(chosen, asked if chosen.binary else Task("BW"))
     _require_float(model)
-    binary_inputs = form.task.name != "BW"
     graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
     choices = choose(
         model, form.task.name, only=only, skip=skip, parametrize=parametrize, swaps=swaps,
         graph=graph,
     )  # fmt: skip
     _require_some(choices)
-    names = [choice.name for choice in choices if choice.swap and choice.binary]
-    constant = never_negative(model, names, graph) if binary_inputs else []
+    names = [c.name for c in choices if c.swap and c.binary and form.task.name != "BW"]
+    constant = never_negative(model, names, graph) if names else []
     lines, bytes_float = _lines(choices), shrinking.held(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
@@ -112,7 +110,7 @@ def binarize(
     if example is not None:
         choices, found = _probed(model, choices, form, example)
         problems += _seen(found, constant)
-    elif binary_inputs and graph is None:
+    elif form.task.name != "BW" and graph is None:
         kept.append(UNTRACED)
     weights = binary_weights(model)
     problems = [*advice.strengths(weights), *problems, *advice.frozen(weights)]

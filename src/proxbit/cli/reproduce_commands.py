@@ -29,40 +29,43 @@ def _count(text: str) -> Any:
 Name: TypeAlias = str | None
 Several: TypeAlias = list[str] | None
 Count: TypeAlias = int | None
+Grid = Annotated[Name, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")]
+Data = Annotated[
+    Several, _help("Images, as in train; one ROW=DATA for each row.", metavar="[ROW=]DATA")
+]
+Weights = Annotated[
+    Several, _help("Float weights that fine-tuning starts from.", metavar="[ROW=]FILE")
+]
+Teacher = Annotated[
+    Several, _help("Float networks to learn from (distillation).", metavar="[ROW=]FILE")
+]
+Seeds = Annotated[
+    Name, _help("Seeds with commas, one run for each: 0,1,2.", "0; the paper's own with paper")
+]
+FloatEpochs = Annotated[Count, _count("Epochs of the float network, without --weights.")]
+Measure = Annotated[
+    bool | None, typer.Option("--measure/--no-measure", help="Pack and time each network.")
+]
 
 
 def reproduce(
-    grid: Annotated[
-        Name, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")
-    ] = None,
+    grid: Grid = None,
     rows: Annotated[Name, _help("Rows or globs of rows, with commas.", "all")] = None,
     preset: Annotated[str, typer.Option(help="Size of runs: smoke, small or paper.")] = "smoke",
-    data: Annotated[
-        Several, _help("Images, as in train; one ROW=DATA for each row.", metavar="[ROW=]DATA")
-    ] = None,
-    weights: Annotated[
-        Several, _help("Float weights that fine-tuning starts from.", metavar="[ROW=]FILE")
-    ] = None,
-    teacher: Annotated[
-        Several, _help("Float networks to learn from (distillation).", metavar="[ROW=]FILE")
-    ] = None,
-    seeds: Annotated[
-        Name, _help("Seeds with commas, one run for each: 0,1,2.", "0; the paper's own with paper")
-    ] = None,
+    data: Data = None,
+    weights: Weights = None,
+    teacher: Teacher = None,
+    seeds: Seeds = None,
     methods: Annotated[Name, _help("Columns, with commas.", "all")] = None,
     tasks: Annotated[Name, _help("Tasks with commas: BW,BWA,BWAA.", "all")] = None,
     pipelines: Annotated[Name, _help("Pipelines with commas: FT,E2E.", "both")] = None,
     model: Annotated[Name, _help("Model to train instead of the preset's.", "by preset")] = None,
     epochs: Annotated[Count, _count("Epochs of each run.")] = None,
-    float_epochs: Annotated[
-        Count, _count("Epochs of the float network, without --weights.")
-    ] = None,
+    float_epochs: FloatEpochs = None,
     max_steps_per_epoch: Annotated[Count, _count("Largest number of steps per epoch.")] = None,
     settings: Annotated[Name, _help("default or paper strengths and scales.", "by preset")] = None,
     data_root: Annotated[str, typer.Option(help="Folder that holds CIFAR.")] = "data",
-    measure: Annotated[
-        bool | None, typer.Option("--measure/--no-measure", help="Pack and time each network.")
-    ] = None,
+    measure: Measure = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Stay on the CPU.")] = False,
     on: Annotated[Name, _help("Run the cells on a Ray cluster.", metavar="ADDRESS")] = None,
     cpus: Annotated[float, typer.Option(help="Cores of each cell on the cluster.")] = 1.0,
@@ -91,11 +94,10 @@ def reproduce(
             grid, preset, _words(rows), _words(pipelines), _words(tasks), _words(methods),
             None if seeds is None else _seeds(seeds),
         )  # fmt: skip
+        given = {"data": data, "weights": weights, "teacher": teacher}
+        by_row = {what: parse_given(v or (), rows_of(query), what) for what, v in given.items()}
         options = Options(
-            data=parse_given(data or (), rows_of(query), "data"),
-            weights=parse_given(weights or (), rows_of(query), "weights"),
-            teacher=parse_given(teacher or (), rows_of(query), "teacher"),
-            model=model, epochs=epochs, float_epochs=float_epochs,
+            **by_row, model=model, epochs=epochs, float_epochs=float_epochs,
             max_steps_per_epoch=max_steps_per_epoch, settings=settings, data_root=data_root,
             measure=measure, cpu=cpu,
         )  # fmt: skip

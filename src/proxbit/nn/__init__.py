@@ -12,7 +12,8 @@ from proxbit.nn.binary_layers import (
     BinaryWeight,
 )
 from proxbit.nn.product import BinaryProduct, Form
-from proxbit.nn.quantizers import InputQuantizer, Quantizer, StepCounter, WeightQuantizer
+from proxbit.nn.quantizers import InputQuantizer, Quantizer, WeightQuantizer
+from proxbit.nn.step_counter import StepCounter
 
 __all__ = [
     "BinaryConv1D",

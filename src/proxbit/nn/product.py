@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from proxbit.core.methods import Method
 from proxbit.core.tasks import Task
 from proxbit.nn.accumulators import WrapAccumulator
-from proxbit.nn.quantizers import InputQuantizer, StepCounter, WeightQuantizer
+from proxbit.nn.quantizers import InputQuantizer, WeightQuantizer
+from proxbit.nn.step_counter import StepCounter
 
 Operation: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

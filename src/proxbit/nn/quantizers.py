@@ -15,29 +15,12 @@ from proxbit.core.pairs import Pair
 from proxbit.core.schedules import Schedule
 from proxbit.kernels import training as fused
 from proxbit.nn.autograd import in_units, surrogate_gradient
+from proxbit.nn.step_counter import StepCounter
 
 
 def whole(t: Tensor) -> Tensor:
     """The full tensor behind a sharded one (FSDP2); inside a forward all are full already."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t
-
-
-class StepCounter:
-    """The optimizer steps of a model: one for all quantizers that are trained together.
-
-    Attributes:
-        step: Steps taken so far, as told by ``attach``.
-        loaded: Whether the step was loaded, and none was taken since.
-        attached: Whether an optimizer leads; nobody else then tells when signs begin.
-    """
-
-    def __init__(self, step: int = 0, loaded: bool = False) -> None:
-        """Start at a step."""
-        self.step, self.loaded, self.attached = step, loaded, False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let a copy, deep or pickled, count by itself: no optimizer drives it."""
-        return StepCounter, (self.step, self.loaded)
 
 
 class Quantizer(nn.Module):

@@ -37,35 +37,9 @@ def unpack_bits(data: Tensor, shape: Sequence[int]) -> Tensor:
             f"signs of shape {tuple(shape)} are {byte_count(count)} bytes in one dimension, "
             f"not {data.dtype} of shape {tuple(data.shape)}"
         )
-    return _unpack(data).reshape(-1)[:count].reshape(tuple(shape))
-
-
-def pack_rows(signs: Tensor) -> Tensor:
-    """The signs of a matrix, each row beginning with a new byte: [N, K] to [N, ceil(K / 8)].
-
-    >>> pack_rows(torch.tensor([[1.0, -1.0, 1.0], [1.0, -1.0, -1.0]]))
-    tensor([[5],
-            [1]], dtype=torch.uint8)
-    """
-    if signs.dim() != 2:
-        raise ValueError(f"rows of signs have 2 dimensions, not the shape {tuple(signs.shape)}")
-    rows = max(1, _PIECE // max(1, signs.shape[1]))
-    return torch.cat([_pack(piece) for piece in signs.detach().split(rows)])
-
-
-def unpack_rows(rows: Tensor, k: int) -> Tensor:
-    """The float32 signs of :func:`pack_rows` for rows of ``k`` signs.
-
-    >>> unpack_rows(torch.tensor([[5], [1]], dtype=torch.uint8), 3)
-    tensor([[ 1., -1.,  1.],
-            [ 1., -1., -1.]])
-    """
-    if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != byte_count(k):
-        raise ValueError(
-            f"rows of {k} signs are {byte_count(k)} bytes each in two dimensions, "
-            f"not {rows.dtype} of shape {tuple(rows.shape)}"
-        )
-    return _unpack(rows).reshape(rows.shape[0], 8 * rows.shape[1])[:, :k].contiguous()
+    bytes_, places = torch.arange(256, device=data.device), torch.arange(8, device=data.device)
+    table = 2.0 * (bytes_[:, None] >> places & 1) - 1.0  # eight signs of each byte, in one step
+    return table.index_select(0, data.int()).reshape(-1)[:count].reshape(tuple(shape))
 
 
 def byte_count(signs: int) -> int:
@@ -78,16 +52,7 @@ def byte_count(signs: int) -> int:
 
 
 def _pack(signs: Tensor) -> Tensor:
-    """Bytes of the last dimension, padded with zeros."""
-    padded = functional.pad((signs > 0).to(torch.uint8), (0, -signs.shape[-1] % 8))
-    eights = padded.reshape(*signs.shape[:-1], padded.shape[-1] // 8, 8)
-    return (eights << torch.arange(8, dtype=torch.uint8, device=signs.device)).sum(
-        -1, dtype=torch.uint8
-    )
-
-
-def _unpack(data: Tensor) -> Tensor:
-    """Eight signs per byte, in one more dimension; a table makes them in one step."""
-    bytes_, places = torch.arange(256, device=data.device), torch.arange(8, device=data.device)
-    table = 2.0 * (bytes_[:, None] >> places & 1) - 1.0
-    return table.index_select(0, data.reshape(-1).int()).reshape(*data.shape, 8)
+    """Bytes of signs in one dimension, padded with zeros."""
+    eights = functional.pad((signs > 0).to(torch.uint8), (0, -len(signs) % 8)).reshape(-1, 8)
+    places = torch.arange(8, dtype=torch.uint8, device=signs.device)
+    return (eights << places).sum(-1, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from proxbit.core.prox import linear_quantizer
-from proxbit.theory.pictures import BACKWARD, FAINT, FORWARD, INK, blank, place
+from proxbit.theory.pictures import BACKWARD, FORWARD, INK, blank, frame, place
 from proxbit.util.figures import check_place, write_figure
 
 if TYPE_CHECKING:
@@ -42,23 +42,13 @@ def _side_by_side(panels: Sequence[tuple[float, float]]) -> Figure:
     figure = blank(0.25 + 2.05 * len(panels), 2.15)
     for i, (rho, varrho) in enumerate(panels):
         panel = place(figure, 0.35 + 2.05 * i, 0.3, 1.75, 1.55)
-        _frame(panel, f"{RHO} = {rho:g}, {VARRHO} = {varrho:g}")
+        frame(panel, _SPAN, f"{RHO} = {rho:g}, {VARRHO} = {varrho:g}", "w")
+        panel.set_ylim(-1.3, 1.3)
+        panel.set_xticks([-1, 0, 1])
+        panel.set_yticks([-1, 0, 1])
         _line(panel, rho, varrho)
         _marks(panel, rho, varrho)
     return figure
-
-
-def _frame(panel: Axes, title: str) -> None:
-    panel.set_title(title, loc="left", color=INK, pad=4)
-    panel.set_xlabel("w", color=INK, labelpad=1)
-    panel.set_xlim(-_SPAN, _SPAN)
-    panel.set_ylim(-1.3, 1.3)
-    for ticks in (panel.set_xticks, panel.set_yticks):
-        ticks([-1, 0, 1])
-    panel.tick_params(pad=1.5)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.axhline(0, color=FAINT, lw=0.5, zorder=0.5)
-    panel.axvline(0, color=FAINT, lw=0.5, zorder=0.5)
 
 
 def _values(rho: float, varrho: float, *w: float) -> list[float]:

@@ -75,11 +75,11 @@ def _of_admitted(found: Recovered) -> Figure:
         1 - 0.08 / SHEET, 1 - 0.09 / _height(2), note, ha="right", va="top", color="#555555"
     )
     forward_and_backward(panels, found.axis)
-    _panel(panels[2], span, "P(w), prox", "w")
+    frame(panels[2], span, "P(w), prox", "w")
     _plot(panels[2], found.prox, in_w, INK)
     _of_z(panels[3], found, found.transform, in_z, "T(z), transform")
     _of_z(panels[4], found, found.regularizer, in_z, "r(z), regularizer")
-    _panel(panels[5], span, "Moreau envelope of r", "w")
+    frame(panels[5], span, "Moreau envelope of r", "w")
     _plot(panels[5], found.envelope, in_w, INK)
     for panel in panels:
         room(panel)
@@ -136,9 +136,9 @@ def forward_and_backward(panels: Sequence[Axes], axis: Axis, span: float | None 
     """F on the first panel, B on the second."""
     span = span or _span(axis)
     pieces = _pieces(span, _breaks(axis))
-    _panel(panels[0], span, "F(w), forward", "w")
+    frame(panels[0], span, "F(w), forward", "w")
     _plot(panels[0], axis.forward, pieces, FORWARD)
-    _panel(panels[1], span, "B(w), backward", "w")
+    frame(panels[1], span, "B(w), backward", "w")
     _plot(panels[1], axis.backward, pieces, BACKWARD)
 
 
@@ -146,7 +146,7 @@ def _of_z(panel: Axes, found: Recovered, curve: Drawable, pieces: list[Piece], t
     """A function of z = P(w), on the hull of P's range; r is infinite in the grey."""
     low, high = pieces[0][0], pieces[-1][1]
     span = max(-low, high, SPAN)
-    _panel(panel, span, title, "z")
+    frame(panel, span, title, "z")
     _plot(panel, curve, pieces, INK)
     # P arrives at both sides of a gap, and at a finite end of its range: there T and r are decided.
     ends = [z for gap in (*found.gaps, found.domain) for z in gap if abs(z) < span]
@@ -172,7 +172,8 @@ def _images(found: Recovered) -> list[Segment]:
 # Panels and curves -------------------------------------------------------------------------------
 
 
-def _panel(panel: Axes, span: float, title: str, below: str) -> None:
+def frame(panel: Axes, span: float, title: str, below: str) -> None:
+    """The axes of a panel, with a title above and a letter below."""
     panel.set_title(title, loc="left", color=INK, pad=4)
     panel.set_xlabel(below, color=INK, labelpad=1)
     panel.set_xlim(-span, span)

@@ -22,7 +22,15 @@ from typing import Any
 from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.experiments.reproduce.results import ResultLine, sole_writer
-from proxbit.experiments.reproduce.running import Event, Watch, finish_cell, ignore, run_cell, to_do
+from proxbit.experiments.reproduce.running import (
+    Event,
+    Watch,
+    finish_cell,
+    ignore,
+    keep_endings,
+    run_cell,
+    to_do,
+)
 from proxbit.util.files import is_trusted, private_folder, user
 from proxbit.util.text import first_line
 
@@ -54,13 +62,7 @@ def run_grid(
     """
     with sole_writer(folder), _cluster(address) as ray:
         _require_resources(ray, cpus, gpus)
-        ended: list[Event] = []
-
-        def tell(event: Event) -> None:
-            if event.state != "running":
-                ended.append(event)
-            watch(event)
-
+        ended, tell = keep_endings(watch)
         left = to_do(cells, options, folder, tell)
         progress = ray.remote(num_cpus=0, max_restarts=-1)(NodeBoard).remote()
         place, task = (str(Path(folder).resolve()), str(Path.cwd())), _task(ray, cpus, gpus)

@@ -212,19 +212,25 @@ def run_grid(
 ) -> list[Event]:
     """Run the cells that are not done yet, append each result at once, and yield how each ended."""
     with sole_writer(folder):
-        ended: list[Event] = []
-
-        def tell(event: Event) -> None:
-            if event.state != "running":
-                ended.append(event)
-            watch(event)
-
+        ended, tell = keep_endings(watch)
         for cell in to_do(cells, options, folder, tell):
             if not to_do([cell], options, folder, tell):
                 continue  # what just ran here is a result of this cell too
             watch(Event(cell, "running", note="starting"))
             tell(finish_cell(cell, partial(run_cell, cell, options, folder, watch), folder))
         return ended
+
+
+def keep_endings(watch: Watch) -> tuple[list[Event], Watch]:
+    """A list of how cells end, and a watch that fills it before it passes an event on."""
+    ended: list[Event] = []
+
+    def tell(event: Event) -> None:
+        if event.state != "running":
+            ended.append(event)
+        watch(event)
+
+    return ended, tell
 
 
 def finish_cell(cell: Cell, run: Callable[[], ResultLine], folder: str | Path) -> Event:
