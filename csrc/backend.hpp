@@ -7,6 +7,9 @@ struct BinaryKernels;
 struct WeightKernels;
 struct QuantizeKernels;
 struct WrapKernels;
+struct AttentionKernels;
+
+extern const AttentionKernels portable_attention;
 
 struct Backend {
   const char* name;
@@ -17,6 +20,7 @@ struct Backend {
   const WeightKernels& weight;
   const QuantizeKernels& quantize;
   const WrapKernels& wrap;
+  const AttentionKernels* attention = &portable_attention;
 };
 
 // The chosen one. At first the best that is supported, or the one that PROXBIT_KERNELS names.

@@ -11,6 +11,7 @@ extern const BinaryKernels avx512_binary;
 extern const WeightKernels avx2_weight;
 extern const QuantizeKernels avx512_quantize;
 extern const WrapKernels avx512_wrap;
+extern const AttentionKernels avx512_attention;
 
 static bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
@@ -20,6 +21,7 @@ static bool supported() {
 }
 
 extern const Backend avx512_backend;
-const Backend avx512_backend = {"avx512", supported, true, avx512_binary, avx2_weight, avx512_quantize, avx512_wrap};
+const Backend avx512_backend = {"avx512", supported, true, avx512_binary, avx2_weight,
+                                avx512_quantize, avx512_wrap, &avx512_attention};
 
 }  // namespace proxbit

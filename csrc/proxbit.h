@@ -155,6 +155,23 @@ PB_API int pb_weight_conv(const pb_weight* layer, const pb_window* window, const
 PB_API int pb_follow(float* values, int64_t rows, int64_t width, const float* gain, const float* shift,
                      int contracted, const float* other, int activation, uint8_t* bits, int threads);
 
+/* Attention in float32: softmax(scale * q k') v for each head. Strides are those of image, head and row, in
+ * elements; the values of a row follow each other. */
+typedef struct {
+  int64_t batch, heads, queries, keys;
+  int64_t width;         /* of a head: a multiple of 16 */
+  int64_t q_strides[3], k_strides[3], v_strides[3];
+  float scale;
+  int32_t lanes;         /* 8 or 16: the sum of a softmax has as many parts */
+  int64_t run;           /* products with values are summed in runs of so many keys, and then run by run */
+} pb_attention;
+
+/* Writes out: batch x queries x heads x width. A product is added with one rounding, in ascending order. The sum of a
+ * softmax takes a value into each lane in turn, then folds the lanes in halves, and adds the values behind the last
+ * whole group one by one. So does torch; lanes and runs depend on its build and on the CPU. */
+PB_API int pb_attend(const pb_attention* how, const float* q, const float* k, const float* v, float* out,
+                     int threads);
+
 /* Quantizers in training: a forward map F, or the multiplier B of the gradient behind it. The formulas
  * are those of proxbit.maps. */
 enum pb_forward { PB_SIGN = 0, PB_LINE = 1, PB_SWISH = 2, PB_PEAKED = 3, PB_POLY = 4, PB_TANH = 5 };

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from proxbit.engine import ops
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.plan_graph import make_plan
-from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
+from proxbit.engine.steps import STEPS
 from proxbit.kernels import inference as kernels
 
 MOST_PLANS = 8  # shapes of inputs with a plan each
@@ -190,8 +190,4 @@ def steps_of(net: nn.Module) -> Iterator[nn.Module]:
     """The steps of all plans that a network has made so far."""
     planned = vars(net).get("forward")
     for plan in planned.plans.values() if isinstance(planned, Planned) else ():
-        yield from (
-            (m for m in plan.modules() if isinstance(m, ConvStep | LinearStep | PoolStep))
-            if plan
-            else ()
-        )
+        yield from (m for m in plan.modules() if isinstance(m, STEPS)) if plan else ()

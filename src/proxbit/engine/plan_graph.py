@@ -12,9 +12,10 @@ from proxbit.engine.fusing import PASSING, activation_code
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
-from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
+from proxbit.engine.steps import AttentionStep, ConvStep, LinearStep, PoolStep
 from proxbit.util.tracing import trace
 
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -66,6 +67,9 @@ class _Steps:
                 self._place_conv(node, module)
             elif isinstance(module, PackedLinear) and module.route == "bits":
                 self._place_linear(node, module)
+            elif node.op == "call_function" and node.target is _ATTENTION:
+                self._replace([node], AttentionStep(), node.args, node.kwargs)
+        self._drop_idle()
         for node in list(self.graph.nodes):
             module = self._module(node)
             if type(module) is nn.MaxPool2d and not module.return_indices and self._inside(node):
@@ -136,12 +140,22 @@ class _Steps:
     def _only_user(node: fx.Node) -> fx.Node | None:
         return next(iter(node.users)) if len(node.users) == 1 else None
 
-    def _replace(self, chain: list[fx.Node], step: nn.Module, args: tuple[Any, ...]) -> None:
+    def _drop_idle(self) -> None:
+        """Take out modules that pass everything through: a call of Python costs, too."""
+        for node in list(self.graph.nodes):
+            idle = type(self._module(node)) in PASSING
+            if idle and self.steps and len(node.args) == 1 and not node.kwargs:
+                node.replace_all_uses_with(node.args[0])
+                self.graph.erase_node(node)
+
+    def _replace(
+        self, chain: list[fx.Node], step: nn.Module, args: Any, options: Any = None
+    ) -> None:
         """One step instead of a chain of nodes."""
         name = f"step_{len(self.steps)}"
         self.steps[name] = step
         with self.graph.inserting_before(chain[-1]):
-            new = self.graph.create_node("call_module", name, args)
+            new = self.graph.create_node("call_module", name, tuple(args), options or {})
         chain[-1].replace_all_uses_with(new)
         for node in reversed(chain):
             self.graph.erase_node(node)

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxbit.kernels.library import Signatures, agrees, check, choice, declare, opened
 
-__all__ = ["Binary", "KernelWarning", "Weight", "Window", "check", "isa", "library"]
+__all__ = ["Attention", "Binary", "KernelWarning", "Weight", "Window", "check", "isa", "library"]
 
 
 class KernelWarning(UserWarning):
@@ -52,6 +52,16 @@ class Window(ctypes.Structure):
     )  # fmt: skip
 
 
+class Attention(ctypes.Structure):
+    """``pb_attention``: shapes and strides of attention, and the order of its sums."""
+
+    _fields_ = (
+        ("batch", c_int64), ("heads", c_int64), ("queries", c_int64), ("keys", c_int64),
+        ("width", c_int64), ("q_strides", c_int64 * 3), ("k_strides", c_int64 * 3),
+        ("v_strides", c_int64 * 3), ("scale", c_float), ("lanes", c_int32), ("run", c_int64),
+    )  # fmt: skip
+
+
 _BINARY, _WEIGHT, _WINDOW = POINTER(Binary), POINTER(Weight), POINTER(Window)
 _OUTPUT = (c_void_p, c_void_p)  # as floats, or as bits
 _SIGNATURES: Signatures = {
@@ -77,6 +87,9 @@ _SIGNATURES: Signatures = {
     "pb_follow": (
         c_int,
         [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int],
+    ),
+    "pb_attend": (
+        c_int, [POINTER(Attention), c_void_p, c_void_p, c_void_p, c_void_p, c_int],
     ),
     "pb_weight_conv": (c_int, [_WEIGHT, _WINDOW, c_void_p, c_void_p, c_int]),
     "pb_round_rows": (
@@ -108,7 +121,9 @@ def _library(loaded: Any) -> Any:
 
 
 def _fits(loaded: Any) -> bool:
-    structures = {"pb_binary": Binary, "pb_weight": Weight, "pb_window": Window}
+    structures = {
+        "pb_binary": Binary, "pb_weight": Weight, "pb_window": Window, "pb_attention": Attention,
+    }  # fmt: skip
     return declare(loaded, _SIGNATURES) and all(
         agrees(loaded, name, structure) for name, structure in structures.items()
     )
