@@ -13,6 +13,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from proxbit.cli.root import app
 from proxbit.cli.select_commands import select
 from small_net import NET, write_images
 
@@ -82,11 +83,8 @@ def test_the_command_that_is_printed_is_one_that_train_takes(place):
     )
     words = shlex.split(found["command"])
     assert words[:2] == ["proxbit", "train"] and "--val-split" in words
-    done = subprocess.run(
-        [sys.executable, "-m", "proxbit", *words[1:], "--out=run", "--quiet"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, [*words[1:], "--out=run", "--quiet"])
+    assert done.exit_code == 0, done.output
     kept = json.loads(Path("run/config.json").read_text())
     assert (kept["method"], kept["epochs"], kept["max_steps_per_epoch"]) == ("bc", 1, None)
     assert kept["val_split"] == 0.1 and kept["recalibrate"] == 1

@@ -25,6 +25,7 @@ from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.plan_graph import make_plan
 from proxbit.engine.steps import STEPS
 from proxbit.kernels import inference as kernels
+from proxbit.util.modes import hooked
 
 MOST_PLANS = 8  # shapes of inputs with a plan each
 Key = tuple[torch.Size, tuple[int, ...]]
@@ -153,12 +154,8 @@ def _observed(net: nn.Module, x: Tensor) -> tuple[Any, dict[PackedLayer, Tensor]
         if threading.get_ident() == me and given and isinstance(given[0], Tensor):
             seen.setdefault(layer, given[0])
 
-    hooks = [layer.register_forward_pre_hook(note) for _, layer in packed_layers(net)]
-    try:
+    with hooked(layer.register_forward_pre_hook(note) for _, layer in packed_layers(net)):
         return type(net).forward(net, x), seen
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def plan_for(net: nn.Module) -> None:

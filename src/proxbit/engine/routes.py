@@ -12,6 +12,7 @@ from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.packed_layers import PackedConv2d
 from proxbit.engine.timing import race
 from proxbit.nn.probing import run
+from proxbit.util.modes import hooked
 
 _SECONDS = 0.06  # spent on each layer
 MOST_SIDE, MOST_PATCHES = 512, 64  # of an image that is tried unasked
@@ -55,13 +56,8 @@ def choose_routes(net: nn.Module, example: Any) -> None:
         assert isinstance(module, PackedLayer)
         inputs.setdefault(module, given[0])
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        with torch.inference_mode():
-            run(net, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.inference_mode(), hooked(layer.register_forward_pre_hook(note) for layer in layers):
+        run(net, example)
     known: dict[Any, str] = {}
     with torch.inference_mode():
         for layer, x in inputs.items():

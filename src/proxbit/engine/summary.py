@@ -15,6 +15,7 @@ from proxbit.engine.saving import contents
 from proxbit.nn.probing import run
 from proxbit.packfile.contents import PackedWeight
 from proxbit.packfile.sizes import bytes_of, file_bytes
+from proxbit.util.modes import hooked
 from proxbit.util.text import alike, pattern, size, smaller, table
 
 
@@ -167,11 +168,7 @@ def _operations(net: nn.Module, example: Any) -> dict[str, int]:
 
         return count
 
-    hooks = [layer.register_forward_hook(counter(name)) for name, layer in packed_layers(net)]
-    try:
-        with torch.no_grad():
-            run(net, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    handles = (layer.register_forward_hook(counter(name)) for name, layer in packed_layers(net))
+    with torch.no_grad(), hooked(handles):
+        run(net, example)
     return counts

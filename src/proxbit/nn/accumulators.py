@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from proxbit.core.maps import sign
 from proxbit.core.tasks import check_register
 from proxbit.kernels import training as fused
+from proxbit.util.modes import hooked
 
 
 def wrap(z: Tensor, bits: int) -> Tensor:
@@ -154,9 +155,5 @@ def overflow_penalty(model: nn.Module) -> Iterator[Callable[[], Tensor]]:
     accumulators = [m for m in model.modules() if isinstance(m, WrapAccumulator)]
     if not accumulators:
         raise ValueError("the model has no accumulators: binarize it with task='BWAA'")
-    handles = [m.register_forward_pre_hook(collect) for m in accumulators]
-    try:
+    with hooked(m.register_forward_pre_hook(collect) for m in accumulators):
         yield lambda: torch.stack(terms).sum()
-    finally:
-        for handle in handles:
-            handle.remove()

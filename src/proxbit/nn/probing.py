@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from proxbit.nn import BinaryProduct, InputQuantizer, WeightQuantizer
 from proxbit.nn.model_weights import require_binarized
-from proxbit.util.modes import eval_mode
+from proxbit.util.modes import eval_mode, hooked
 from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import alike, few
 
@@ -146,14 +146,8 @@ def _inputs(model: nn.Module) -> dict[nn.Module, str]:
 Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
 
-@contextmanager
-def _hooked(hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hooked(hooks: Mapping[nn.Module, Hook]) -> AbstractContextManager[None]:
+    return hooked(module.register_forward_hook(hook) for module, hook in hooks.items())
 
 
 def _note_call(called: set[nn.Module], module: nn.Module, _: Any, output: Tensor) -> None:

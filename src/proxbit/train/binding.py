@@ -12,8 +12,8 @@ from proxbit.train.progress import Progress
 from proxbit.train.records import Record
 from proxbit.util.text import few, last_part
 
-_HOW = ("data_root", "download", "workers", "cpu", "fsdp")  # where and how fast, not what
-_PLACES = ("data", "pretrain_data", "weights", "teacher")  # folders may move
+ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")  # where and how fast, not what
+PLACES = ("data", "pretrain_data", "weights", "teacher")  # folders may move; a model is executed
 ON_PURPOSE = "--accept-changes"
 
 
@@ -56,8 +56,12 @@ def _word(value: Any) -> str:
 
 
 def _is_free(name: str, new: Any, old: Any) -> bool:
-    texts = isinstance(new, str) and isinstance(old, str)
-    return name in _HOW or (name in _PLACES and texts and last_part(new) == last_part(old))
+    return name in ASIDE or (name in PLACES and same_file(new, old))
+
+
+def same_file(new: Any, old: Any) -> bool:
+    """Whether two options name the same file, or the same data, wherever it lies."""
+    return isinstance(new, str) and isinstance(old, str) and last_part(new) == last_part(old)
 
 
 def require_same(now: Config, kept: Any, folder: Path, cure: str = "") -> list[str]:

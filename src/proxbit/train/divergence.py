@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from proxbit.util.modes import hooked
+
 HUGE = 1e6
 CURE = "try a lower --lr, or --clip-norm 1"
 
@@ -84,11 +86,7 @@ def _output_sizes(model: nn.Module, x: Tensor) -> dict[str, float]:
         if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
             sizes[names[module]] = float(output.abs().amax())
 
-    handles = [m.register_forward_hook(look) for m in names if not any(m.children())]
-    try:
-        with torch.no_grad():
-            model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    handles = (m.register_forward_hook(look) for m in names if not any(m.children()))
+    with torch.no_grad(), hooked(handles):
+        model(x)
     return sizes

@@ -12,11 +12,12 @@ from proxbit.experiments.reproduce.blocks import skeleton
 from proxbit.experiments.reproduce.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.reproduce.presets import PRESETS, Preset
 from proxbit.models import pretrained_classes
+from proxbit.train.binding import ASIDE, PLACES, same_file
 from proxbit.train.config import Config
 from proxbit.train.precision import AUTO
 from proxbit.train.settings import resolve_method
 from proxbit.train.setup import resolve
-from proxbit.util.text import last_part, without_folder
+from proxbit.util.text import without_folder
 
 Given = tuple[tuple[str, str], ...]
 
@@ -219,14 +220,12 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 # What a user's own model, or the images, must be looked at for.
 _LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
               "distill", "attention_norm", "pretrain", "new_head", "float_epochs")  # fmt: skip
-_PLACES = ("data", "pretrain_data", "weights", "teacher")  # not the model: it may be executed
-_ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")
 
 
 def as_published(config: Config) -> dict[str, Any]:
     """The options of a run with the names of files only, without their folders."""
     values = asdict(config)
-    for name in ("model", "data_root", *_PLACES):
+    for name in ("model", "data_root", *PLACES):
         if isinstance(values[name], str):
             values[name] = without_folder(values[name])
     return values
@@ -239,15 +238,17 @@ def differences(wanted: Config, kept: dict[str, Any], *, line: bool = False) -> 
     data may move, and a precision left to the machine may be that of another one. A run that goes
     on executes its model: only in a line its folder does not count.
     """
-    movable = (*_PLACES, "model") if line else _PLACES
+    movable = (*PLACES, "model") if line else PLACES
     asked = asdict(_as_now(wanted))
-    aside = (*_ASIDE, "precision") if wanted.precision == AUTO else _ASIDE
+    aside = (*ASIDE, "precision") if wanted.precision == AUTO else ASIDE
     names = [each.name for each in fields(Config) if each.name not in aside]
     pairs = ((name, asked[name], kept.get(name)) for name in names)
     return [
         f"{name} {old}, not {new}"
         for name, new, old in pairs
-        if not (new is None and name in _LEFT_OPEN) and not _alike(new, old, name in movable)
+        if new != old
+        and not (new is None and name in _LEFT_OPEN)
+        and not (name in movable and same_file(new, old))
     ]
 
 
@@ -256,11 +257,6 @@ def _as_now(config: Config) -> Config:
     return (
         resolve_method(config) if ".py" in config.model else resolve(config, skeleton(config.model))
     )
-
-
-def _alike(new: Any, old: Any, movable: bool) -> bool:
-    texts = isinstance(new, str) and isinstance(old, str)
-    return bool(new == old) or (movable and texts and last_part(new) == last_part(old))
 
 
 def check_alike(wanted: Config, kept: dict[str, Any], where: str, *, line: bool = False) -> None:
