@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import proxbit as pb
+from proxbit.core.methods import ADMITTED, METHODS, method
 from proxbit.theory import check
 
 EACH = 30  # pairs of every kind
@@ -176,3 +177,15 @@ def test_no_pair_without_a_decomposition_is_admitted(spoil):
     assert len(verdicts) >= EACH / 2
     assert not wrong, f"{len(wrong)} false admissions of {len(verdicts)}, first {wrong[0]}"
     assert len(open_) <= 0.05 * len(verdicts), f"{len(open_)} not resolved, first {open_[0]}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_admitted_settings_are_those_that_the_corollary_admits(name: str) -> None:
+    """Every method that can be admitted has them, and no other."""
+    if name in ADMITTED:
+        found = method(name, "admitted")
+        assert check(found).answer == "admitted" and not found.sharp
+    else:
+        assert check(replace(METHODS[name], sharp=0.0)).answer == "refused"
+        with pytest.raises(ValueError, match="has no admitted settings"):
+            method(name, "admitted")

@@ -2,6 +2,7 @@
 
 This is the only place where a name becomes an object. Every method has two settings: ``default``
 (what works for hard one-bit networks) and ``paper`` (what the paper states; see docs/methods.md).
+Those that Corollary 1 admits have a third, ``admitted``: such a pair trains to the last step.
 """
 
 from __future__ import annotations
@@ -170,7 +171,19 @@ PAPER: dict[str, Method] = {
     for name, method in METHODS.items()
 }
 
-SETTINGS: dict[str, dict[str, Method]] = {"default": METHODS, "paper": PAPER}
+# Without the signs at the end, which make (sign, B) of (F, B); the strength rises further instead.
+_TO_THE_END: dict[str, Schedule] = {
+    "bnn++": Logarithmic(1, 20), "poly+": Logarithmic(1, 40), "ede+": Logarithmic(1, 40),
+}  # fmt: skip
+_ADMITTED_AS_THEY_ARE = ("fp", "bc", "pc", "bnn", "bnn++prox", "react")
+ADMITTED: dict[str, Method] = {name: METHODS[name] for name in _ADMITTED_AS_THEY_ARE} | {
+    name: replace(METHODS[name], sharp=0.0, schedule=schedule)
+    for name, schedule in _TO_THE_END.items()
+}
+
+SETTINGS: dict[str, dict[str, Method]] = {
+    "default": METHODS, "paper": PAPER, "admitted": ADMITTED,
+}  # fmt: skip
 
 _ALIASES = {
     "fullprecision": "fp", "float": "fp", "binaryconnect": "bc", "proxconnect": "pc",
@@ -190,6 +203,7 @@ def method(
     input_schedule: Schedule | None = None,
     sharp: float | None = None,
     sharp_strength: float | None = None,
+    learn_shift: bool | None = None,
 ) -> Method:
     """Find a method by its name, or make one of a bare pair, with any part replaced.
 
@@ -201,7 +215,8 @@ def method(
     Args:
         name: A name such as "bnn++", FILE.py:NAME for a pair or method of your own (the file is
             executed), a :class:`Pair`, or a :class:`Method`.
-        settings: Of a name: "default" (best hard accuracy) or "paper" (what the paper states).
+        settings: Of a name: "default" (best hard accuracy), "paper" (what the paper states) or
+            "admitted" (a pair that Corollary 1 admits, to the last step).
         schedule: Strength of the weights' pair over the run.
         rule: Where the gradient is taken and where the step starts.
         scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
@@ -209,13 +224,14 @@ def method(
         input_schedule: Strength of the inputs' pair in BWA and BWAA.
         sharp: Share of the steps, the last ones, in which the network sees signs.
         sharp_strength: Strength of the weights' pair there.
+        learn_shift: Whether to learn a shift per output channel, and per input channel in BWA.
     """
     if rule is not None and not isinstance(rule, Rule):
         raise TypeError(f"rule= is a Rule, such as proxbit.core.methods.PQ; it is {rule!r}")
     found = _resolve(name, settings)
     changes = {
         "schedule": schedule, "rule": rule, "unit": unit, "input_schedule": input_schedule,
-        "sharp": sharp, "sharp_strength": sharp_strength,
+        "sharp": sharp, "sharp_strength": sharp_strength, "learn_shift": learn_shift,
     }  # fmt: skip
     if settings == "paper":
         found = replace(found, relu=found.relu or _PAPER_RELU)
@@ -251,7 +267,13 @@ def _resolve(name: str | Method | Pair, settings: str) -> Method:
         raise ValueError(unknown_name_message("settings", settings, SETTINGS))
     if ".py:" in name:
         return _resolve(_own(name), settings)
-    return SETTINGS[settings][_key(name)]
+    key = _key(name)
+    if key not in SETTINGS[settings]:
+        raise ValueError(
+            f"{METHODS[key].name} has no admitted settings: Corollary 1 refuses its pair or its "
+            f"rule; take one of {', '.join(ADMITTED)}"
+        )
+    return SETTINGS[settings][key]
 
 
 def _own(spec: str) -> Method | Pair:

@@ -12,7 +12,10 @@ from proxbit.core.methods import PC, PQ, PTB, RPC, Method, Rule
 from proxbit.util.text import percent
 
 LETTERS = "s is the strength, k = max(1/s, 1), a a learned shift per output channel"
-SIGNS = "signs: in the last steps the network sees the sign of F, and what trains is (sign of F, B)"
+SIGNS = (
+    "signs: in the last steps the network sees the sign of F, and what trains is (sign of F, B);\n"
+    "       with --settings admitted (F, B) trains to the end, at a strength that rises further"
+)
 RULES: dict[Rule, str] = {PC: "PC", PQ: "PQ", RPC: "rPC", PTB: "PTB"}
 
 

@@ -103,9 +103,10 @@ class Config:
     workers: int = option(0, "Processes that decode image folders.", group=_DATA)
     settings: str = option(
         "default",
-        "default, or paper: the paper's, with one way to train for all methods.",
+        "default; paper: the paper's, with one way to train for all methods; or admitted: a pair "
+        "that Corollary 1 admits, to the last step.",
         group=_BITS,
-        known=("default", "paper"),
+        known=("default", "paper", "admitted"),
     )
     strength: str | None = option(
         None,
@@ -125,6 +126,12 @@ class Config:
     unit: str | None = option(
         None,
         "Unit in which the pair measures weights: one, current or initial.",
+        group=_BITS,
+        shown="the method's",
+    )
+    learn_shift: bool | None = option(
+        None,
+        "Learn a shift per output channel, and per channel of a binary input.",
         group=_BITS,
         shown="the method's",
     )

@@ -13,7 +13,8 @@ from proxbit.train.config import Config
 from proxbit.util.text import numbers
 
 MOST = 0.6  # of the steps before hardening, in which a method sees signs by default
-FROZEN = {"default": 0.15, "paper": 0.0}  # the paper's strengths end with the last step
+# The paper's strengths end with the last step.
+FROZEN = {"default": 0.15, "paper": 0.0, "admitted": 0.15}
 
 
 def resolve_method(config: Config, method: Method | None = None) -> Config:
@@ -46,7 +47,7 @@ def with_options(method: Method, config: Config) -> Method:
         method, schedule=parse_strength(config.strength), scale=config.scale, unit=config.unit,  # type: ignore[arg-type]
         input_schedule=parse_strength(config.input_strength),
         sharp=(config.sharp or 0.0) / (1 - (config.frozen or 0.0)),
-        sharp_strength=config.sharp_strength,
+        sharp_strength=config.sharp_strength, learn_shift=config.learn_shift,
     )  # fmt: skip
 
 

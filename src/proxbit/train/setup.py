@@ -39,6 +39,7 @@ RELUS: dict[str, type[nn.Module] | str] = {
 }  # fmt: skip
 FOLDER_CROP = 0.875  # images of a folder are tested on the middle of a larger one
 LRS = {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}
+TUNED_LRS = LRS | {"adamw": 1e-3}  # of binary networks from float weights
 INPUT_LRS = LRS | {"adam": 1e-2}  # with binary inputs
 
 
@@ -197,7 +198,7 @@ def resolve(
         "pipeline": "fine-tune" if tuned else "end-to-end",
         "augment": _augmentation(config, attends),
         "optimizer": optimizer,
-        "lr": (INPUT_LRS if binary and config.task != "BW" and not alike else LRS)[optimizer],
+        "lr": _lrs(config, tuned and binary and not alike, binary and not alike)[optimizer],
         "weight_decay": {"adam": 0.0, "adamw": 0.05, "sgd": 1e-4}[optimizer],
         # The rule of binarize, written down: a run keeps it where another version has another.
         "relu": "keep" if config.task == "BW" else replacement(method).__name__.lower(),
@@ -207,6 +208,12 @@ def resolve(
     }
     config = replace(config, precision=choose_precision(config.precision, config.cpu))
     return replace(config, **{k: v for k, v in values.items() if getattr(config, k) is None})
+
+
+def _lrs(config: Config, tuned: bool, binary: bool) -> dict[str, float]:
+    """The highest learning rates by optimizer."""
+    lrs = TUNED_LRS if tuned else LRS
+    return lrs | {"adam": INPUT_LRS["adam"]} if binary and config.task != "BW" else lrs
 
 
 def _augmentation(config: Config, attends: bool) -> str:
