@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
+from proxbit.engine import packing
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned, steps_of
 from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
@@ -256,3 +257,27 @@ def test_a_plan_ends_with_the_settings_and_tensors_that_it_was_made_for():
         net.shift = nn.Parameter(torch.ones(1))
         assert torch.equal(net(x), before + 1) and torch.equal(net(x), before + 1)
         assert list(steps_of(net))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [((4, 5, 8), "float"), ((9, 8.5, 9), "bits"), ((9, 5), "bits"), ((9, 8.5, 8), "float")],
+)
+def test_the_network_as_a_whole_is_timed_at_last(
+    times: tuple[float, ...], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds of torch, of bits, and of torch again where bits do not win clearly."""
+    given = iter(times)
+    monkeypatch.setattr(packing, "time_unpacked", lambda *_: next(given))
+    monkeypatch.setattr(packing, "time_of", lambda *_: next(given))
+    monkeypatch.setattr(packing, "choose_routes", lambda *_: None)
+    torch.manual_seed(3)
+    model, x = Net(), torch.randn(2, 3, 17, 17)
+    pb.binarize(model, "bnn", "BWA")
+    hard = pb.harden(model).eval()
+    net = pb.pack(hard, x)
+    assert {layer.route for _, layer in packed_layers(net)} == {kept}
+    assert not list(given)
+    assert torch.equal(net(x), hard(x)) and torch.equal(net(x), hard(x))
+    assert bool(list(steps_of(net))) == (kept == "bits")

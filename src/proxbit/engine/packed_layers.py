@@ -132,11 +132,31 @@ class _PackedConv(PackedLayer):
         return None if kernel is None else kernel.convolve(image, self.window)
 
     def convolve_floats(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """By torch, with the border that this layer adds."""
+        """By torch, with the border that this layer adds; torch itself can add one of zeros."""
+        padding: int | tuple[int, ...] = 0
         if self.mode == "zeros" and any(self.border):
-            x = functional.pad(x, self.border, value=self.pad_value if self.form.binary else 0.0)
+            value = self.pad_value if self.form.binary else 0.0
+            if value == 0.0 and self.border[::2] == self.border[1::2]:
+                padding = self.border[::-2]
+            else:
+                x = functional.pad(x, self.border, value=value)
         convolve = functional.conv1d if len(self.shape) == 3 else functional.conv2d
-        return convolve(x, weight, bias, self.stride, 0, self.dilation, self.groups)
+        weight = self._beside(x, weight)
+        return convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def _beside(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The weight in the memory format of the input; torch would convert it in each call."""
+        if weight.dim() != 4 or ops.in_graph():
+            return weight
+        last = x.stride(1) == 1 and not x.is_contiguous()
+        layout = torch.channels_last if last else torch.contiguous_format
+        if weight.is_contiguous(memory_format=layout):
+            return weight
+        with torch.inference_mode(False):
+            laid = weight.contiguous(memory_format=layout)
+        if weight is self._dense:
+            self._dense = laid
+        return laid
 
 
 class PackedConv1d(_PackedConv):
