@@ -8,7 +8,7 @@
 namespace proxbit {
 
 extern const BinaryKernels avx512_binary;
-extern const WeightKernels avx2_weight;
+extern const WeightKernels avx512_weight;
 extern const QuantizeKernels avx512_quantize;
 extern const WrapKernels avx512_wrap;
 extern const AttentionKernels avx512_attention;
@@ -21,7 +21,7 @@ static bool supported() {
 }
 
 extern const Backend avx512_backend;
-const Backend avx512_backend = {"avx512", supported, true, avx512_binary, avx2_weight,
+const Backend avx512_backend = {"avx512", supported, true, avx512_binary, avx512_weight,
                                 avx512_quantize, avx512_wrap, &avx512_attention};
 
 }  // namespace proxbit

@@ -4,27 +4,33 @@
 #include "backend.hpp"
 #include "binary_words.hpp"
 #include "quantize_loops.hpp"
-#include "weight.hpp"
+#include "weight_lanes.hpp"
+#include "weight_planes.hpp"
 #include "wrap_loops.hpp"
 
 namespace proxbit {
-
-extern const WeightKernels portable_weight;
-
 namespace {
 
 bool supported() { return true; }
 
+constexpr int64_t kVectorBytes = 4 * kWidth;
+
+void exact(const Task& task, uint8_t* memory) { exact_task<FloatLanes<kVectorBytes>>(task, memory); }
+void input8(const Task& task, uint8_t* memory) {
+  input8_task<FloatLanes<kVectorBytes>, ShortLanes<kVectorBytes>>(task, memory);
+}
+
 constexpr BinaryKernels kBinary = kBinaryWords;
+constexpr WeightKernels kWeight = {panel_place, kVectorBytes, exact, input8, prepare, fill, planes};
 constexpr QuantizeKernels kQuantize = kQuantizeLoops;
 constexpr WrapKernels kWrap = kWrapLoops;
 constexpr AttentionKernels kAttention = kAttentionLoops;
 
 }  // namespace
 
-#define PROXBIT_EMULATED(name)                                              \
-  extern const Backend name##_backend;                                      \
-  const Backend name##_backend = {#name,           supported, false, kBinary, \
-                                  portable_weight, kQuantize, kWrap, &kAttention};
+#define PROXBIT_EMULATED(name)                                                                  \
+  extern const Backend name##_backend;                                                          \
+  const Backend name##_backend = {#name,   supported, false, kBinary, kWeight, kQuantize, kWrap, \
+                                  &kAttention};
 
 }  // namespace proxbit

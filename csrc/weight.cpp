@@ -11,6 +11,7 @@
 #include "weight_check.hpp"
 #include "weight_quantum.hpp"
 #include "weight_window.hpp"
+#include "weight_words.hpp"
 
 namespace proxbit {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 // Up to so many rows are few: with more, one pass for 8 or 16 rows is faster.
 constexpr int64_t kFewExactRows = 3;
 constexpr int64_t kFewInput8Rows = 5;
+constexpr int64_t kMostFewBytes = int64_t{1} << 17;  // so that their sum is a float without a loss
 // What one thread multiplies in 150 to 300 us: less is not worth waking others.
 constexpr double kProductsForThreads = 2.4e7;
 constexpr int64_t kSliceOutputs = 2048;     // their sums stay in an L2 cache
@@ -70,8 +72,7 @@ Task group_task(const pb_weight& layer, int64_t group) {
   task.inputs = layer.inputs;
   task.outputs = layer.outputs;
   task.last = layer.outputs;
-  task.blocks = layer.weights + group * group_bytes(layer.outputs, layer.inputs);
-  task.panels = task.blocks + blocks_bytes(layer.outputs, layer.inputs);
+  task.panels = layer.weights + group * group_bytes(layer.outputs, layer.inputs);
   task.scale = layer.scale + group * layer.outputs;
   task.bias = layer.bias ? layer.bias + group * layer.outputs : nullptr;
   task.activation = layer.activation;
@@ -89,7 +90,7 @@ void take_slice(Task& task, int64_t slice, int64_t slices) {
 
 uint8_t* work_memory(const Task& task) {
   static thread_local Scratch memory;
-  return memory.take<uint8_t>(static_cast<size_t>(rows_memory(task.last - task.first)));
+  return memory.take<uint8_t>(static_cast<size_t>(rows_memory(kernels_now().vector_bytes, task.last - task.first)));
 }
 
 double* totals_memory(const Task& task) {
@@ -97,16 +98,21 @@ double* totals_memory(const Task& task) {
   return memory.take<double>(static_cast<size_t>(round_up(task.last - task.first, kPanelOutputs)));
 }
 
+LayerWords layer_words(const pb_weight& layer, int threads) {
+  return {layer.weights, layer.outputs, layer.inputs, layer.groups, threads};
+}
+
 template <class Rows>
-void run_many(const pb_weight& layer, const Rows& rows, float* out, int threads) {
+void run_many(const pb_weight& layer, const LayerWords& words, const Rows& rows, float* out, int threads) {
   const WeightKernels& kernels = kernels_now();
   const bool bytes = layer.precision == PB_INPUT8;
-  const int64_t lanes = bytes ? kInput8Rows : kExactRows, bundles = ceil_div(rows.count, lanes);
+  const int64_t lanes = kernels.vector_bytes / (bytes ? 2 : 4), bundles = ceil_div(rows.count, lanes);
   int64_t slices = ceil_div(layer.outputs, kSliceOutputs);
   if (bundles * layer.groups * slices < threads) slices = threads;
   for_parts(bundles * layer.groups * slices, threads, [&](int64_t part) {
     const int64_t group = part / slices % layer.groups, row = part / slices / layer.groups * lanes;
     Task task = group_task(layer, group);
+    words.give(group, task);
     take_slice(task, part % slices, slices);
     if (task.first >= task.last) return;
     task.rows = rows.count - row < lanes ? rows.count - row : lanes;
@@ -126,11 +132,31 @@ IntegerRow empty_row(int64_t inputs) {
   return row;
 }
 
+template <class Rows>
+void prepare_row(const Rows& rows, int64_t row, int64_t group, int32_t precision, Task& task, IntegerRow& to) {
+  task.x = rows.take(row, 1, group, task.row_stride);
+  kernels_now().prepare(task.x, task.inputs, precision, to);
+}
+
+// Bytes are integers already.
+void prepare_row(const ByteInputs& rows, int64_t row, int64_t group, int32_t precision, Task& task, IntegerRow& to) {
+  const int8_t* x = rows.x + row * rows.row_stride + group * rows.inputs;
+  int32_t magnitude = 0;
+  for (int64_t k = 0; k < task.inputs; ++k) {
+    to.values[k] = x[k];
+    magnitude += x[k] < 0 ? -x[k] : x[k];
+  }
+  for (int64_t k = task.inputs; k < round_up(task.inputs, kPanelInputs); ++k) to.values[k] = 0;
+  to.magnitude = magnitude;
+  to.quantum = rows.quanta[row * rows.quanta_stride];
+  to.fits = true;
+  kernels_now().fill(to, task.inputs, precision);
+}
+
 // One row of one group, its outputs shared among the threads.
-void run_one(const Task& whole, int32_t precision, int threads) {
+void run_one(Task& whole, const IntegerRow& row, int32_t precision, int threads) {
   const WeightKernels& kernels = kernels_now();
-  IntegerRow row = empty_row(whole.inputs);
-  kernels.prepare(whole.x, whole.inputs, precision, row);
+  if (!row.fits) LayerWords(whole.panels, whole.outputs, whole.inputs, 1, threads).give(0, whole);
   const int64_t slices = row.fits ? threads : ceil_div(whole.outputs, kSliceOutputs) * threads;
   for_parts(slices, threads, [&](int64_t slice) {
     Task task = whole;
@@ -146,10 +172,11 @@ void run_few(const pb_weight& layer, const Rows& rows, float* out, int threads) 
   for (int64_t row = 0; row < rows.count; ++row) {
     for (int64_t group = 0; group < layer.groups; ++group) {
       Task task = group_task(layer, group);
+      IntegerRow integers = empty_row(task.inputs);
       task.rows = 1;
-      task.x = rows.take(row, 1, group, task.row_stride);
       task.out = out + row * task.out_stride + group * layer.outputs;
-      run_one(task, layer.precision, threads);
+      prepare_row(rows, row, group, layer.precision, task, integers);
+      run_one(task, integers, layer.precision, threads);
     }
   }
 }
@@ -172,13 +199,14 @@ void run_window(const pb_weight& layer, const pb_window& window, const float* x,
   const int64_t positions = out_height(window) * out_width(window);
   const bool few = are_few(layer, positions * window.batch);
   threads = useful_threads(layer, positions * window.batch, threads);
+  const auto run = [&, words = few ? LayerWords{} : layer_words(layer, threads)](const WindowRows& rows, float* to) {
+    if (few) run_few(layer, rows, to, threads);
+    else run_many(layer, words, rows, to, threads);
+  };
   for (int64_t n = 0; n < window.batch; n += at_once) {
     const int64_t some = window.batch - n < at_once ? window.batch - n : at_once;
     const Images images = padded_images(window, x + n * window.stride_n, some, memory, threads);
-    const WindowRows rows{window, images, layer.groups, some * positions};
-    float* to = out + n * positions * layer.outputs * layer.groups;
-    if (few) run_few(layer, rows, to, threads);
-    else run_many(layer, rows, to, threads);
+    run({window, images, layer.groups, some * positions}, out + n * positions * layer.outputs * layer.groups);
   }
 }
 
@@ -241,7 +269,11 @@ int pb_weight_linear8(const pb_weight* layer, const int8_t* bytes, int64_t row_s
   pb_weight rounded = *layer;
   rounded.precision = PB_INPUT8;
   const ByteInputs all{bytes, row_stride, layer->inputs, rows, quantum, quanta == 1 ? 0 : 1};
-  return guarded([&] { run_many(rounded, all, out, useful_threads(*layer, rows, threads)); });
+  threads = useful_threads(*layer, rows, threads);
+  return guarded([&] {
+    if (are_few(rounded, rows) && layer->inputs <= kMostFewBytes) run_few(rounded, all, out, threads);
+    else run_many(rounded, layer_words(rounded, threads), all, out, threads);
+  });
 }
 
 int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride, int64_t rows,
@@ -253,7 +285,7 @@ int pb_weight_linear(const pb_weight* layer, const float* x, int64_t row_stride,
   const LinearRows all{x, row_stride, layer->inputs, rows};
   return guarded([&] {
     if (are_few(*layer, rows)) run_few(*layer, all, out, threads);
-    else run_many(*layer, all, out, threads);
+    else run_many(*layer, layer_words(*layer, threads), all, out, threads);
   });
 }
 

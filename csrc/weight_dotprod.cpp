@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kFewOutputs = 64;
 constexpr int64_t kInputsAtOnce = 20 * kBlockInputs;  // of 16 rows: they lie where tables would
 constexpr int kRowsAtOnce = 8;
-static_assert(kInput8Rows * kInputsAtOnce <= kBlockGroups * kTableBytes);
+constexpr int64_t kRows = kByteRows<Floats>;
+static_assert(kRows * kInputsAtOnce <= kBlockGroups * kTableEntries * Floats::bytes);
 
 // 16 floats as bytes.
 inline int8x16_t rounded(const float* x, float inverse) {
@@ -42,8 +43,8 @@ inline int32_t round_inputs(const float* x, int64_t count, float inverse, int8_t
 }
 
 // 48 bits as bytes of -1 and 0.
-inline void spread(const uint8_t* bytes, int8x16_t masks[3]) {
-  const uint8x16_t word = vcombine_u8(vld1_u8(bytes), vdup_n_u8(0));
+inline void spread(uint64_t bits, int8x16_t masks[3]) {
+  const uint8x16_t word = vcombine_u8(vcreate_u8(bits), vdup_n_u8(0));
   const uint8x8_t places = vcreate_u8(0x8040201008040201u);
   for (int i = 0; i < 3; ++i) {
     const uint8x16_t twice = vcombine_u8(vdup_n_u8(static_cast<uint8_t>(2 * i)), vdup_n_u8(static_cast<uint8_t>(2 * i + 1)));
@@ -58,13 +59,13 @@ inline int32x4_t across(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d) {
 
 // Takes off the totals of `width` outputs twice what their bits of -1 select, for eight rows.
 template <int width>
-inline void add_dots(const uint8_t* blocks, int64_t block_stride, int64_t inputs, const int8_t* x, int32_t* totals) {
+inline void add_dots(const uint64_t* words, int64_t word_stride, int64_t inputs, const int8_t* x, int32_t* totals) {
   int32x4_t sums[width][kRowsAtOnce];
   for (int i = 0; i < width; ++i)
     for (int r = 0; r < kRowsAtOnce; ++r) sums[i][r] = vdupq_n_s32(0);
-  for (int64_t k = 0; k < inputs; k += kBlockInputs, blocks += block_stride, x += kBlockInputs) {
+  for (int64_t k = 0; k < inputs; k += kBlockInputs, words += word_stride, x += kBlockInputs) {
     int8x16_t masks[width][3];
-    for (int i = 0; i < width; ++i) spread(blocks + i * kBlockBytes, masks[i]);
+    for (int i = 0; i < width; ++i) spread(words[i], masks[i]);
 #pragma GCC unroll 3
     for (int j = 0; j < 3; ++j)
 #pragma GCC unroll 8
@@ -74,7 +75,7 @@ inline void add_dots(const uint8_t* blocks, int64_t block_stride, int64_t inputs
         for (int i = 0; i < width; ++i) sums[i][r] = vdotq_s32(sums[i][r], masks[i][j], row);
       }
   }
-  for (int i = 0; i < width; ++i, totals += kInput8Rows)
+  for (int i = 0; i < width; ++i, totals += kRows)
     for (int r = 0; r < kRowsAtOnce; r += 4) {
       const int32x4_t four = across(sums[i][r], sums[i][r + 1], sums[i][r + 2], sums[i][r + 3]);
       vst1q_s32(totals + r, vsubq_s32(vld1q_s32(totals + r), vaddq_s32(four, four)));
@@ -82,28 +83,28 @@ inline void add_dots(const uint8_t* blocks, int64_t block_stride, int64_t inputs
 }
 
 // Some inputs, from k on: bytes, then dot products with every output.
-inline void dot_inputs(const Task& task, int64_t k, const ByteRows& rows, const RowMemory& memory) {
+inline void dot_inputs(const Task& task, int64_t k, const ByteRows<kRows>& rows, const RowMemory<Floats::bytes>& memory) {
   const int64_t some = task.inputs - k < kInputsAtOnce ? task.inputs - k : kInputsAtOnce;
-  const int64_t outputs = task.last - task.first, stride = task.outputs * kBlockBytes;
+  const int64_t outputs = task.last - task.first, stride = task.word_stride;
   int8_t* bytes = reinterpret_cast<int8_t*>(memory.tables);
-  int32_t all[kInput8Rows] = {};
+  int32_t all[kRows] = {};
   for (int64_t r = 0; r < round_up(task.rows, kRowsAtOnce); ++r) {
     int8_t* to = bytes + r * kInputsAtOnce;
     if (r < task.rows) all[r] = round_inputs(task.x + r * task.row_stride + k, some, rows.inverse[r], to);
     else std::memset(to, 0, kInputsAtOnce);
   }
   for (int64_t n = 0; n < outputs; ++n)
-    for (int64_t r = 0; r < kInput8Rows; ++r) {
-      int32_t& total = memory.totals[n * kInput8Rows + r];
+    for (int64_t r = 0; r < kRows; ++r) {
+      int32_t& total = memory.totals[n * kRows + r];
       total = (k ? total : 0) - all[r];
     }
-  const uint8_t* blocks = task.blocks + k / kBlockInputs * stride + task.first * kBlockBytes;
+  const uint64_t* words = task.words + k / kBlockInputs * stride + task.first;
   for (int64_t r = 0; r < task.rows; r += kRowsAtOnce) {
     const int8_t* x = bytes + r * kInputsAtOnce;
     int64_t n = 0;
     for (; n + 2 <= outputs; n += 2)
-      add_dots<2>(blocks + n * kBlockBytes, stride, some, x, memory.totals + n * kInput8Rows + r);
-    if (n < outputs) add_dots<1>(blocks + n * kBlockBytes, stride, some, x, memory.totals + n * kInput8Rows + r);
+      add_dots<2>(words + n, stride, some, x, memory.totals + n * kRows + r);
+    if (n < outputs) add_dots<1>(words + n, stride, some, x, memory.totals + n * kRows + r);
   }
 }
 
@@ -111,8 +112,8 @@ void exact(const Task& task, uint8_t* memory) { exact_task<Floats>(task, memory)
 
 void input8(const Task& task, uint8_t* bytes) {
   if (task.last - task.first > kFewOutputs) return input8_task<Floats, Shorts>(task, bytes);
-  const RowMemory memory(bytes, task.last - task.first);
-  const ByteRows rows(task);
+  const RowMemory<Floats::bytes> memory(bytes, task.last - task.first);
+  const ByteRows<kRows> rows(task);
   for (int64_t k = 0; k < task.inputs; k += kInputsAtOnce) dot_inputs(task, k, rows, memory);
   finish_bytes<Floats>(task, rows, memory, bytes);
 }
@@ -120,6 +121,6 @@ void input8(const Task& task, uint8_t* bytes) {
 }  // namespace
 
 extern const WeightKernels dotprod_weight;
-const WeightKernels dotprod_weight = {panel_place, exact, input8, prepare, planes};
+const WeightKernels dotprod_weight = {panel_place, Floats::bytes, exact, input8, prepare, fill, planes};
 
 }  // namespace proxbit

@@ -1,4 +1,4 @@
-// From rows of bits to the two layouts of binary weights with float inputs.
+// From rows of bits to panels, and back.
 #include <cstring>
 
 #include "backend.hpp"
@@ -7,15 +7,9 @@
 namespace proxbit {
 namespace {
 
-void copy_blocks(const uint8_t* row, int64_t row_bytes, int64_t outputs, uint8_t* blocks) {
-  for (int64_t b = 0; b < row_bytes; b += kBlockBytes, blocks += outputs * kBlockBytes) {
-    const int64_t some = row_bytes - b < kBlockBytes ? row_bytes - b : kBlockBytes;
-    std::memcpy(blocks, row + b, static_cast<size_t>(some));
-  }
-}
-
-void copy_panel(const uint8_t* row, int64_t row_bytes, uint8_t* panel) {
-  for (int64_t b = 0; b < row_bytes; ++b) panel[b * kPanelOutputs] = row[b];
+// Where the first byte of an output lies; the next one is kPanelOutputs behind.
+int64_t place_of(int64_t output, int64_t inputs) {
+  return output / kPanelOutputs * panel_bytes(inputs) + backend().weight.panel_place(output % kPanelOutputs);
 }
 
 }  // namespace
@@ -29,23 +23,18 @@ size_t pb_weight_bytes(int64_t outputs, int64_t inputs) {
 
 int pb_make_weights(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* weights) {
   if (!rows || !weights || !is_shape(outputs, inputs)) return PB_BAD_ARGUMENT;
-  const int64_t row_bytes = ceil_div(inputs, 8);
-  uint8_t* panels = weights + blocks_bytes(outputs, inputs);
   std::memset(weights, 0, pb_weight_bytes(outputs, inputs));
-  for (int64_t n = 0; n < outputs; ++n, rows += row_bytes) {
-    copy_blocks(rows, row_bytes, outputs, weights + n * kBlockBytes);
-    copy_panel(rows, row_bytes,
-               panels + n / kPanelOutputs * panel_bytes(inputs) + backend().weight.panel_place(n % kPanelOutputs));
+  for (int64_t n = 0; n < outputs; ++n) {
+    uint8_t* column = weights + place_of(n, inputs);
+    for (int64_t b = 0; b < ceil_div(inputs, 8); ++b) column[b * kPanelOutputs] = *rows++;
   }
   return PB_OK;
 }
 
 int pb_read_weights(const uint8_t* weights, int64_t outputs, int64_t inputs, uint8_t* rows) {
   if (!rows || !weights || !is_shape(outputs, inputs)) return PB_BAD_ARGUMENT;
-  const uint8_t* panels = weights + blocks_bytes(outputs, inputs);
   for (int64_t n = 0; n < outputs; ++n) {
-    const uint8_t* panel = panels + n / kPanelOutputs * panel_bytes(inputs);
-    const uint8_t* column = panel + backend().weight.panel_place(n % kPanelOutputs);
+    const uint8_t* column = weights + place_of(n, inputs);
     for (int64_t b = 0; b < ceil_div(inputs, 8); ++b) *rows++ = column[b * kPanelOutputs];
   }
   return PB_OK;

@@ -12,6 +12,6 @@ void input8(const Task& task, uint8_t* memory) { input8_task<Floats, Shorts>(tas
 }  // namespace
 
 extern const WeightKernels neon_weight;
-const WeightKernels neon_weight = {panel_place, exact, input8, prepare, planes};
+const WeightKernels neon_weight = {panel_place, Floats::bytes, exact, input8, prepare, fill, planes};
 
 }  // namespace proxbit

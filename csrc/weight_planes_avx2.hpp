@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include "weight_quantum.hpp"
+#include "weight_rows.hpp"
 
 namespace proxbit {
 namespace {
@@ -152,6 +153,55 @@ inline void signed_sums(const IntegerRow& row, const double* totals, float sums[
     _mm_store_ps(sums + i, _mm256_cvtpd_ps(sum));
   }
 }
+
+void fill(IntegerRow& row, int64_t inputs, int32_t precision) {
+  if (precision == PB_INPUT8) fill_nibbles<2>(row, inputs);
+  else fill_nibbles<4>(row, inputs);
+}
+
+void prepare(const float* x, int64_t inputs, int32_t precision, IntegerRow& row) {
+  round_row(x, inputs, precision, row);
+  if (row.fits) fill(row, inputs, precision);
+}
+
+// From the totals of a panel to 32 outputs, or to those that exist; F: a vector of floats.
+template <class F>
+void finish_panel(const Task& task, const IntegerRow& row, int64_t first, const double* totals) {
+  alignas(64) float sums[kPanelOutputs];
+  signed_sums(row, totals, sums);
+  for (int64_t n = first; n < task.last && n < first + kPanelOutputs; n += F::count) {
+    const int64_t some = task.last - n;
+    const auto scale = load_some<F>(task.scale + n, some);
+    const auto bias = task.bias ? load_some<F>(task.bias + n, some) : F::zero();
+    const auto y = F::finish(F::load(sums + n - first), scale, bias, task.activation);
+    store_some<F>(task.out + n, some, y);
+  }
+}
+
+template <class F, int digits>
+void planes_of(const Task& task, const IntegerRow& row, double* totals) {
+  const int64_t size = panel_bytes(task.inputs), bytes = size / kPanelOutputs;
+  for (int64_t b = 0; b < bytes; b += kBytesAtOnce) {
+    const int64_t some = bytes - b < kBytesAtOnce ? bytes - b : kBytesAtOnce;
+    for (int64_t n = task.first; n < task.last; n += kPanelOutputs) {
+      const uint8_t* panel = task.panels + n / kPanelOutputs * size + b * kPanelOutputs;
+      sum_panel<digits>(panel, row.tables + 2 * b * kNibbleBytes, some, b == 0,
+                        totals + n - task.first);
+    }
+  }
+  for (int64_t n = task.first; n < task.last; n += kPanelOutputs) {
+    finish_panel<F>(task, row, n, totals + n - task.first);
+  }
+}
+
+template <class F>
+void planes(const Task& task, const IntegerRow& row, int32_t precision, double* totals) {
+  if (precision == PB_INPUT8) planes_of<F, 2>(task, row, totals);
+  else planes_of<F, 4>(task, row, totals);
+}
+
+// Byte 4 i + j of a panel belongs to output 8 j + i, so that 32-bit lanes unpack to outputs in order.
+int64_t panel_place(int64_t output) { return 4 * (output % 8) + output / 8; }
 
 }  // namespace
 }  // namespace proxbit

@@ -124,11 +124,14 @@ inline Floats::value signed_sums(const IntegerRow& row, const double* totals) {
   return Floats::load(sums);
 }
 
-void prepare(const float* x, int64_t inputs, int32_t precision, IntegerRow& row) {
-  round_row(x, inputs, precision, row);
-  if (!row.fits) return;
+void fill(IntegerRow& row, int64_t inputs, int32_t precision) {
   if (precision == PB_INPUT8) fill_nibbles<2>(row, inputs);
   else fill_nibbles<4>(row, inputs);
+}
+
+void prepare(const float* x, int64_t inputs, int32_t precision, IntegerRow& row) {
+  round_row(x, inputs, precision, row);
+  if (row.fits) fill(row, inputs, precision);
 }
 
 template <int digits>

@@ -13,6 +13,7 @@ typedef float Four __attribute__((vector_size(16)));
 typedef int16_t Eight __attribute__((vector_size(16)));
 
 struct Floats {
+  static constexpr int64_t count = 8, bytes = 32;
   struct value {
     Four low, high;
   };
@@ -72,6 +73,7 @@ inline void Floats::transpose(value v[8]) {
 }
 
 struct Shorts {
+  static constexpr int64_t count = 16, bytes = 32;
   struct value {
     Eight low, high;
   };

@@ -98,8 +98,8 @@ def test_nothing_to_do_is_done() -> None:
     assert LIBRARY.pb_weight_conv(byref(record), byref(window(0)), None, None, 1) == OK
 
 
-def test_packed_weights_take_two_bits_each_and_bad_shapes_none() -> None:
-    assert LIBRARY.pb_weight_bytes(768, 768) <= 768 * 768 * 2 // 8 + 64
+def test_packed_weights_take_one_bit_each_and_bad_shapes_none() -> None:
+    assert LIBRARY.pb_weight_bytes(768, 768) == 768 * 768 // 8
     assert all(LIBRARY.pb_weight_bytes(*shape) == 0 for shape in [(0, 1), (1, 0), (-1, 1), (1, -1)])
     room = np.zeros(64, np.uint8)
     assert LIBRARY.pb_make_weights(None, 1, 1, room.ctypes.data) == BAD_ARGUMENT

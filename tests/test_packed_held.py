@@ -57,7 +57,7 @@ MODELS = {
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
-@pytest.mark.parametrize("task", ["BWA", "BWAA"])
+@pytest.mark.parametrize("task", ["BW", "BWA", "BWAA"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_packed_network_holds_what_its_file_does(name: str, task: str, tmp_path: Path) -> None:
     make, shape = MODELS[name]
