@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from proxbit.engine.attention import Way, attend, find_way
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
-from proxbit.engine.tails import as_rows, follow, room_for_bits
+from proxbit.engine.tails import follow
+from proxbit.packfile.bits import byte_count
 
 
 class ConvStep(nn.Module):
@@ -39,22 +40,20 @@ class ConvStep(nn.Module):
             return out
         bits = None
         if layer._line is not None or other is not None or self.activation or self.signs:
-            rows = as_rows(out)
-            bits = room_for_bits(rows) if self.signs else None
-            follow(rows, layer._line, _beside(out, other), self.activation, bits)
+            batch, width, high, wide = out.shape
+            if self.signs:
+                bits = torch.empty((batch, high, wide, byte_count(width)), dtype=torch.uint8)
+            follow(out, layer._line, _beside(out, other), self.activation, bits, width)
         if not (self.inside or self.last):
             out = out.contiguous()
-        if bits is None:
-            return out
-        return out, bits.view(out.shape[0], *out.shape[2:], bits.shape[1])
+        return out if bits is None else (out, bits)
 
 
 def _beside(out: Tensor, other: Tensor | None) -> Tensor | None:
     """The other summand as it must lie beside an output."""
-    if other is None:
-        return None
-    other = other.expand_as(out)
-    return other.contiguous(memory_format=torch.channels_last)
+    if other is None or (other.shape == out.shape and other.stride() == out.stride()):
+        return other
+    return other.expand_as(out).contiguous(memory_format=torch.channels_last)
 
 
 class LinearStep(nn.Module):

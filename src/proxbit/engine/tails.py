@@ -33,14 +33,17 @@ def follow(
     other: Tensor | None = None,
     activation: int = IDENTITY,
     bits: Tensor | None = None,
+    width: int | None = None,
 ) -> None:
     """Rows of floats, [rows, width], become activation(line(rows) + other); in place.
 
-    Signs of the result go to ``bits``.
+    Signs of the result go to ``bits``. With ``width``, the rows are any tensor whose memory holds
+    rows of so many values.
     """
+    wide = rows.shape[1] if width is None else width
     gain, shift = (None, None) if line is None else (line.gain.data_ptr(), line.shift.data_ptr())
     code = kernels.library().pb_follow(
-        rows.data_ptr(), rows.shape[0], rows.shape[1], gain, shift,
+        rows.data_ptr(), rows.numel() // wide, wide, gain, shift,
         0 if line is None else line.contracted, None if other is None else other.data_ptr(),
         activation, None if bits is None else bits.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
