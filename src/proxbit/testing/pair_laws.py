@@ -78,11 +78,12 @@ def _maps(pair: Pair) -> Iterator[tuple[str, Map]]:
     yield "B", pair.backward
 
 
-def where(bad: Tensor, w: Tensor, **found: Tensor) -> str:
-    """The first value for which something is bad, with what was found there."""
-    i = int(bad.flatten().nonzero()[0])
-    shown = ", ".join(f"{name} = {t.flatten()[i].item():.9g}" for name, t in found.items())
-    return f"at w = {w.flatten()[i].item():.9g} {shown}"
+def _refuse(bad: Tensor, law: str, how: str, w: Tensor, **found: Tensor) -> None:
+    """Raise the law with the first value that breaks it, and with what was found there."""
+    if bool(bad.any()):
+        i = int(bad.flatten().nonzero()[0])
+        shown = ", ".join(f"{name} = {t.flatten()[i].item():.9g}" for name, t in found.items())
+        raise AssertionError(f"{law}, and at w = {w.flatten()[i].item():.9g} {shown} ({how})")
 
 
 def _setting(s: float, dtype: torch.dtype) -> str:
@@ -110,35 +111,24 @@ def _is_finite(pair: Pair, s: float, dtype: torch.dtype) -> None:
     w = values(dtype, _knots(pair, s))
     for name, f in _maps(pair):
         got = f(w, torch.tensor(s))
-        bad = ~got.isfinite()
-        if bool(bad.any()):
-            spot = where(bad, w, **{name: got})
-            raise AssertionError(
-                f"{pair.name}: {name} must be finite up to |w| = 1e4, and {spot} "
-                f"({_setting(s, dtype)})"
-            )
+        law = f"{pair.name}: {name} must be finite up to |w| = 1e4"
+        _refuse(~got.isfinite(), law, _setting(s, dtype), w, **{name: got})
 
 
 def _is_pure_and_elementwise(pair: Pair, s: float, dtype: torch.dtype) -> None:
     w, strength = values(dtype, _knots(pair, s)), torch.tensor(s)
     kept, order = w.clone(), torch.arange(len(w)).flip(0)
+    how, near = _setting(s, dtype), 1e-2 if dtype is torch.bfloat16 else 1e-5
     for name, f in _maps(pair):
         once, again = f(w, strength).clone(), f(w, strength)
         if not torch.equal(w, kept):
             raise AssertionError(f"{pair.name}: {name} changes the weight that it is given")
-        bad = once != again
-        if bool(bad.any()):
-            raise AssertionError(
-                f"{pair.name}: {name} must give the same twice, and "
-                f"{where(bad, w, first=once, second=again)} ({_setting(s, dtype)})"
-            )
+        law = f"{pair.name}: {name} must give the same twice"
+        _refuse(once != again, law, how, w, first=once, second=again)
         other = f(w[order].clone(), strength)[order]
-        bad = ~torch.isclose(once, other, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-6)
-        if bool(bad.any()):
-            raise AssertionError(
-                f"{pair.name}: {name} must be elementwise, and {where(bad, w, alone=once)} "
-                f"among others in another order {other[bad][0].item():.9g} ({_setting(s, dtype)})"
-            )
+        bad = ~torch.isclose(once, other, rtol=near, atol=1e-6)
+        law = f"{pair.name}: {name} must be elementwise"
+        _refuse(bad, law, f"{how}, the others in another order", w, before=once, after=other)
 
 
 def _is_hard_as_declared(pair: Pair, s: float, dtype: torch.dtype) -> None:
@@ -146,12 +136,8 @@ def _is_hard_as_declared(pair: Pair, s: float, dtype: torch.dtype) -> None:
         return
     w = values(dtype, _knots(pair, s))
     got = pair.forward(w, torch.tensor(s))
-    bad = got.abs() != 1
-    if bool(bad.any()):
-        raise AssertionError(
-            f"{pair.name}: it is declared hard, so F must be exactly +1 or -1, and "
-            f"{where(bad, w, F=got)} ({_setting(s, dtype)})"
-        )
+    law = f"{pair.name}: it is declared hard, so F must be exactly +1 or -1"
+    _refuse(got.abs() != 1, law, _setting(s, dtype), w, F=got)
 
 
 def _knots(pair: Pair, s: float) -> tuple[float, ...]:
@@ -167,12 +153,9 @@ def _jumps_only_at_knots(pair: Pair, s: float) -> None:
     free = ((low[:, None] > knots) | (high[:, None] < knots)).all(1)
     for name, f in _maps(pair):
         at, size = largest_jumps(f, s, low[free], high[free])
-        bad = size >= 1e-8 * max(s, 1) ** 2
-        if bool(bad.any()):
-            raise AssertionError(
-                f"{pair.name}: {name} may jump at its knots {_knots(pair, s)} only, and "
-                f"{where(bad, at, jump=size)} (strength {s:g}); declare it, or leave knots=None"
-            )
+        law = f"{pair.name}: {name} may jump at its knots {_knots(pair, s)} only"
+        how = f"strength {s:g}; declare it, or leave knots=None"
+        _refuse(size >= 1e-8 * max(s, 1) ** 2, law, how, at, jump=size)
 
 
 def largest_jumps(f: Map, s: float, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,12 +175,8 @@ def _tends_to_its_limit(pair: Pair) -> None:
     w = values(torch.float64)
     w = w[pair.limit(w - 1e-3) == pair.limit(w + 1e-3)]  # not at a jump of the limit
     got, limit = pair.forward(w, torch.tensor(1e6)), pair.limit(w)
-    bad = (got - limit).abs() > 1e-6
-    if bool(bad.any()):
-        raise AssertionError(
-            f"{pair.name}: F must tend to its limit as the strength grows, and at strength 1e6 "
-            f"{where(bad, w, F=got, limit=limit)}"
-        )
+    law = f"{pair.name}: F must tend to its limit as the strength grows"
+    _refuse((got - limit).abs() > 1e-6, law, "strength 1e6", w, F=got, limit=limit)
 
 
 def _maps_over_a_batch(pair: Pair, s: float) -> None:
@@ -206,11 +185,8 @@ def _maps_over_a_batch(pair: Pair, s: float) -> None:
     mapped = torch.vmap(lambda row: quantize(row, strength, pair))(w)
     alone = torch.stack([pair.forward(row, strength) for row in w])
     bad = ~torch.isclose(mapped, alone, rtol=1e-5, atol=1e-6)
-    if bool(bad.any()):
-        raise AssertionError(
-            f"{pair.name}: torch.vmap must give what F gives, and "
-            f"{where(bad, w, vmap=mapped, F=alone)} (strength {s:g})"
-        )
+    law = f"{pair.name}: torch.vmap must give what F gives"
+    _refuse(bad, law, f"strength {s:g}", w, vmap=mapped, F=alone)
 
 
 def _survives_a_copy(pair: Pair, s: float) -> None:
@@ -221,11 +197,8 @@ def _survives_a_copy(pair: Pair, s: float) -> None:
     for what, twin in copies.items():
         for (name, f), (_, g) in zip(_maps(pair), _maps(twin), strict=True):
             one, other = f(w, strength), g(w, strength)
-            if not torch.equal(one, other):
-                raise AssertionError(
-                    f"{pair.name}: {name} of {what} differs: "
-                    f"{where(one != other, w, before=one, after=other)} (strength {s:g})"
-                )
+            law = f"{pair.name}: {name} of {what} must be the same"
+            _refuse(one != other, law, f"strength {s:g}", w, before=one, after=other)
 
 
 # Kernels agree with the formulas to a few roundings, and exactly for signs.
@@ -252,8 +225,7 @@ def _network_sees_f_and_gradient_b(pair: Pair, s: float, backend: str) -> None:
 
 def _same(law: str, w: Tensor, got: Tensor, wanted: Tensor, exact: bool, how: str) -> None:
     bad = got != wanted if exact else ~torch.isclose(got, wanted, _RELATIVE, _ABSOLUTE)
-    if bool(bad.any()):
-        raise AssertionError(f"{law}, and {where(bad, w, got=got, wanted=wanted)} ({how})")
+    _refuse(bad, law, how, w, got=got, wanted=wanted)
 
 
 def _compiles_once(pair: Pair, strengths: Sequence[float]) -> None:
@@ -270,11 +242,8 @@ def _compiles_once(pair: Pair, strengths: Sequence[float]) -> None:
         (found,) = torch.autograd.grad(compiled(w, strength, g), w)
         (wanted,) = torch.autograd.grad((quantize(w, s, pair) * g).sum(), w)
         bad = ~torch.isclose(found, wanted, rtol=1e-4, atol=1e-5 * max(1.0, s))
-        if bool(bad.any()):
-            raise AssertionError(
-                f"{pair.name}: compiled, the gradient differs: "
-                f"{where(bad, w.detach(), compiled=found, eager=wanted)} (strength {s:g})"
-            )
+        law = f"{pair.name}: the gradient must be the same when compiled"
+        _refuse(bad, law, f"strength {s:g}", w.detach(), compiled=found, eager=wanted)
     if counter.frame_count != 1:
         raise AssertionError(
             f"{pair.name}: a moving strength must not recompile, and {len(strengths)} strengths "
