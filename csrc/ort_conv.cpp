@@ -135,7 +135,7 @@ class BinaryConv : public Kernel {
                                        out_bits || geometry_.last_out, dims);
     const Tensor y = call.output(out_bits ? kYBits : kY, dims);
     if (!y) refuse(out_bits ? "this layer gives bits, its second output" : "this layer gives floats, its first output");
-    const Threads threads(call);
+    const Threads threads(call, team_);
     const auto convolve = [&](float* values, uint8_t* packed) {
       check_kernel(pb_binary_conv(&layer_.layer(), &w, in_bits ? nullptr : static_cast<const float*>(x.data),
                                   in_bits ? static_cast<const uint8_t*>(x.data) : nullptr, values, packed, threads.count()));
@@ -160,7 +160,7 @@ class WeightConv : public Kernel {
     Dims dims;
     const pb_window w = geometry_.seen(x, false, outputs, geometry_.last_out, dims);
     const Tensor y = call.output(kY, dims);
-    const Threads threads(call);
+    const Threads threads(call, team_);
     write_floats(y, w, outputs, geometry_.last_out, threads.count(), [&](float* out) {
       check_kernel(pb_weight_conv(&layer_.layer(), &w, static_cast<const float*>(x.data), out, threads.count()));
     });

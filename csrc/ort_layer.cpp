@@ -1,5 +1,6 @@
 #include "ort_layer.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -43,13 +44,22 @@ std::vector<uint8_t> read_bits(const Node& node, size_t input, const WeightShape
   return node.constant<uint8_t>(input, "bytes of weights", shape.packed_bytes(), kRequired);
 }
 
-}  // namespace
+// One bit per output in the file, one byte for the kernels; none of them where the file has none.
+std::vector<uint8_t> read_flips(const Node& node, int64_t outputs) {
+  const std::vector<uint8_t> bits = node.constant<uint8_t>(kFlip, "bytes of flips", (outputs + 7) / 8, kOptional);
+  std::vector<uint8_t> flips(static_cast<size_t>(outputs), 0);
+  for (size_t i = 0; i < flips.size() && !bits.empty(); ++i) flips[i] = bits[i / 8] >> (i % 8) & 1;
+  return flips;
+}
 
+// As many as there are, or one for all of them.
 std::vector<float> read_scale(const Node& node, size_t input, int64_t outputs) {
   if (node.constant_length(input, "scales") != 1) return node.constant<float>(input, "scales", outputs, kRequired);
   const float one = node.constant<float>(input, "scales", 1, kRequired)[0];
   return std::vector<float>(static_cast<size_t>(outputs), one);
 }
+
+}  // namespace
 
 void Freed::operator()(void* memory) const { std::free(memory); }
 
@@ -88,7 +98,7 @@ BinaryLayer::BinaryLayer(const Node& node, const WeightShape& shape) {
   low_ = node.constant<int32_t>(kLow, "lower bounds", shape.outputs, kOptional);
   const Presence bounds = low_.empty() ? kOptional : kRequired;
   high_ = node.constant<int32_t>(kHigh, "upper bounds", shape.outputs, bounds);
-  flip_ = node.constant<uint8_t>(kFlip, "flips", shape.outputs, bounds);
+  flip_ = read_flips(node, shape.outputs);
   if (hands_on_bits() && shape.groups != 1) refuse("it hands on bits and has groups", kInvalidGraph);
   const int64_t register_bits = node.integer("register_bits", 0);
   if (register_bits != 0 && (register_bits < 2 || register_bits > 24))
@@ -146,22 +156,38 @@ WeightLayer::WeightLayer(const Node& node, const WeightShape& shape) {
 
 namespace {
 
+constexpr int kFirstTeam = 16;  // cutting for 16 costs one thread nothing that can be measured, for 64 a multiple
+
+int cores() {
+  static const int found = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return found;
+}
+
 thread_local const Call* running = nullptr;
+thread_local Team* running_team = nullptr;
 
 struct Work {
   void (*work)(void*);
   void* data;
+  uint64_t number;  // of all that were ever begun
+  std::atomic<int> threads{0};
+
+  void run() {
+    static thread_local uint64_t seen = 0;
+    if (seen != number) threads.fetch_add(1, std::memory_order_relaxed);
+    seen = number;
+    work(data);
+  }
 };
 
 // The team of `parallel.hpp`, made of the threads that the session was given. A session with one thread runs
 // all of it here.
 void session_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
-  Work each{work, data};
-  const auto body = [](void* raw, size_t) {
-    const Work& mine = *static_cast<const Work*>(raw);
-    mine.work(mine.data);
-  };
+  static std::atomic<uint64_t> begun{0};
+  Work each{work, data, ++begun};
+  const auto body = [](void* raw, size_t) { static_cast<Work*>(raw)->run(); };
   Status* failed = running->api().parallel_for(running->context(), body, threads, 0, &each);
+  running_team->met(each.threads);
   if (!failed) return;
   running->api().release(failed);
   work(data);
@@ -169,19 +195,22 @@ void session_team(void (*work)(void*), void* data, unsigned threads, unsigned) {
 
 }  // namespace
 
-Threads::Threads(const Call& call) {
+Team::Team() : size_(std::min(cores(), kFirstTeam)) {}
+
+void Team::met(int threads) {
+  if (threads >= size()) size_.store(std::min(cores(), 2 * threads), std::memory_order_relaxed);
+}
+
+Threads::Threads(const Call& call, Team& team) : team_(team) {
   running = &call;
+  running_team = &team;
   use_team_here(session_team);
 }
 
 Threads::~Threads() {
   use_team_here(nullptr);
   running = nullptr;
-}
-
-int Threads::count() const {
-  static const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return cores < 1 ? 1 : cores;
+  running_team = nullptr;
 }
 
 void check_kernel(int code) {

@@ -1,6 +1,7 @@
 // What the operators share: weights from packed bytes to panels, and the layer that the C ABI takes.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,11 +13,26 @@
 namespace proxbit {
 namespace ort {
 
+// Among how many threads a kernel cuts its work. Nobody tells how many a session has, and cutting for many more than
+// those costs time: so it begins with a few, and takes more once all of these came to work at the same layer.
+class Team {
+ public:
+  Team();
+  int size() const { return size_.load(std::memory_order_relaxed); }
+  void met(int threads);  // so many took part
+
+ private:
+  std::atomic<int> size_;
+};
+
 // A kernel of one node: made once, run by any number of threads.
 class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual void run(const Call& call) const = 0;
+
+ protected:
+  mutable Team team_;
 };
 
 // Memory on a whole cache line, as the kernels like their weights.
@@ -39,7 +55,6 @@ struct WeightShape {
 // The inputs of layers with binary inputs (floats or bits come in, never both), and of the others.
 enum BinaryInput { kX, kXBits, kBits, kScale, kBias, kThreshold, kLow, kHigh, kFlip, kBinaryInputs };
 enum WeightInput { kFloatX, kFloatBits, kFloatScale, kFloatBias, kWeightInputs };
-enum UnpackInput { kUnpackBits, kUnpackScale, kUnpackInputs };
 enum Output { kY, kYBits, kBinaryOutputs };
 
 // A layer of binary weights and binary inputs, which owns what its structure points to.
@@ -72,13 +87,13 @@ class WeightLayer {
 // While it lives, the kernels of this thread run on the threads of ONNX Runtime.
 class Threads {
  public:
-  explicit Threads(const Call& call);
+  Threads(const Call& call, Team& team);
   ~Threads();
-  int count() const;
-};
+  int count() const { return team_.size(); }
 
-// As many as there are, or one for all of them.
-std::vector<float> read_scale(const Node& node, size_t input, int64_t outputs);
+ private:
+  Team& team_;
+};
 
 void check_kernel(int code);  // throws what a kernel reported
 
@@ -86,7 +101,6 @@ std::unique_ptr<Kernel> make_binary_linear(const Node& node);
 std::unique_ptr<Kernel> make_weight_linear(const Node& node);
 std::unique_ptr<Kernel> make_binary_conv(const Node& node);
 std::unique_ptr<Kernel> make_weight_conv(const Node& node);
-std::unique_ptr<Kernel> make_unpack(const Node& node);
 std::unique_ptr<Kernel> make_notice(const Node& node);
 
 }  // namespace ort

@@ -1,6 +1,4 @@
-// The operators of linear layers, and the one that unpacks a weight.
-#include <algorithm>
-
+// The operators of linear layers, and the one that is there for its name.
 #include "ort_layer.hpp"
 
 namespace proxbit {
@@ -44,7 +42,7 @@ class BinaryLinear : public Kernel {
     const Dims dims = with_last(x.dims, columns, wide, in_bits ? "bytes" : "values");
     const Tensor y = call.output(out_bits ? kYBits : kY, dims);
     if (!y) refuse(out_bits ? "this layer gives bits, its second output" : "this layer gives floats, its first output");
-    const Threads threads(call);
+    const Threads threads(call, team_);
     check_kernel(pb_binary_linear(&layer_.layer(), in_bits ? nullptr : static_cast<const float*>(x.data), columns,
                                   in_bits ? static_cast<const uint8_t*>(x.data) : nullptr, rows_of(dims), columns,
                                   out_bits ? nullptr : static_cast<float*>(y.data),
@@ -65,7 +63,7 @@ class WeightLinear : public Kernel {
     if (!x) refuse("this layer has no input");
     const Dims dims = with_last(x.dims, shape_.channels, shape_.outputs, "values");
     const Tensor y = call.output(kY, dims);
-    const Threads threads(call);
+    const Threads threads(call, team_);
     check_kernel(pb_weight_linear(&layer_.layer(), static_cast<const float*>(x.data), shape_.channels, rows_of(dims),
                                   shape_.channels, static_cast<float*>(y.data), y.count(), threads.count()));
   }
@@ -73,33 +71,6 @@ class WeightLinear : public Kernel {
  private:
   WeightShape shape_;
   WeightLayer layer_;
-};
-
-// The weight as floats, for operators of the standard.
-class Unpack : public Kernel {
- public:
-  explicit Unpack(const Node& node) : dims_(node.integers("shape", {})) {
-    if (dims_.empty()) refuse("it has no shape", kInvalidGraph);
-    for (const int64_t dim : dims_)
-      if (dim < 1) refuse("its weight has the impossible shape " + shown(dims_), kInvalidGraph);
-    const int64_t count = count_of(dims_), rows = dims_[0];
-    const std::vector<uint8_t> stream = node.constant<uint8_t>(kUnpackBits, "bytes of weights", byte_count(count), kRequired);
-    const std::vector<float> scale = read_scale(node, kUnpackScale, rows);
-    values_.resize(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) {
-      const float size = scale[static_cast<size_t>(i / (count / rows))];
-      values_[static_cast<size_t>(i)] = stream[static_cast<size_t>(i / 8)] >> (i % 8) & 1 ? size : -size;
-    }
-  }
-
-  void run(const Call& call) const override {
-    const Tensor y = call.output(kY, dims_);
-    std::copy(values_.begin(), values_.end(), static_cast<float*>(y.data));
-  }
-
- private:
-  Dims dims_;
-  std::vector<float> values_;
 };
 
 // Gives nothing that anybody reads.
@@ -115,7 +86,6 @@ class Notice : public Kernel {
 
 std::unique_ptr<Kernel> make_binary_linear(const Node& node) { return std::make_unique<BinaryLinear>(node); }
 std::unique_ptr<Kernel> make_weight_linear(const Node& node) { return std::make_unique<WeightLinear>(node); }
-std::unique_ptr<Kernel> make_unpack(const Node& node) { return std::make_unique<Unpack>(node); }
 std::unique_ptr<Kernel> make_notice(const Node&) { return std::make_unique<Notice>(); }
 
 }  // namespace ort

@@ -10,11 +10,23 @@ constexpr int64_t kMostValues = int64_t{1} << 48;
 constexpr size_t kMostDims = 16;
 constexpr size_t kMostLetters = 4096;
 
-// Whether an attribute was there to be read: one of another type or none at all is reported alike.
-bool was_read(const Api& api, Status* status) {
-  if (!status) return true;
+// What a function of the API reported; nothing where all went well.
+std::string report_of(const Api& api, Status* status) {
+  if (!status) return "";
+  const std::string words = api.message_of(status);
   api.release(status);
-  return false;
+  return words.empty() ? "?" : words;
+}
+
+bool was_read(const Api& api, Status* status) { return report_of(api, status).empty(); }
+
+[[noreturn]] void refuse_type(const char* name) {
+  refuse(std::string("its attribute '") + name + "' has another type than this library reads", kInvalidGraph);
+}
+
+std::string without(std::string text, const std::string& name) {
+  const size_t place = text.find(name);
+  return place == std::string::npos ? text : text.erase(place, name.size());
 }
 
 Tensor tensor_of(const Api& api, const Value* value) {
@@ -79,19 +91,30 @@ std::string Node::name() const {
   return "the node '" + text + "'";
 }
 
+// An attribute that is absent and one of another type fail with the same code, in words that differ between versions
+// of ONNX Runtime: those for a name that no node has tell the two apart.
+template <class Read>
+bool Node::found(const char* name, const Read& read) const {
+  static const char nobody[] = "proxbit_no_such_attribute";
+  const std::string report = report_of(api_, read(name));
+  if (report.empty()) return true;
+  if (without(report, name) != without(report_of(api_, read(nobody)), nobody)) refuse_type(name);
+  return false;
+}
+
 int64_t Node::integer(const char* name, int64_t otherwise) const {
   int64_t value = 0;
-  return was_read(api_, api_.get(info_, name, &value)) ? value : otherwise;
+  return found(name, [&](const char* n) { return api_.get(info_, n, &value); }) ? value : otherwise;
 }
 
 float Node::number(const char* name, float otherwise) const {
   float value = 0;
-  return was_read(api_, api_.get(info_, name, &value)) ? value : otherwise;
+  return found(name, [&](const char* n) { return api_.get(info_, n, &value); }) ? value : otherwise;
 }
 
 std::string Node::word(const char* name, const char* otherwise) const {
   size_t size = 0;
-  if (!was_read(api_, api_.get(info_, name, static_cast<char*>(nullptr), &size))) return otherwise;
+  if (!found(name, [&](const char* n) { return api_.get(info_, n, static_cast<char*>(nullptr), &size); })) return otherwise;
   if (size > kMostLetters) refuse(std::string("its attribute '") + name + "' is too long", kInvalidGraph);
   std::string text(size + 1, '\0');
   check(api_, api_.get(info_, name, &text[0], &size));
@@ -101,7 +124,8 @@ std::string Node::word(const char* name, const char* otherwise) const {
 
 Dims Node::integers(const char* name, const Dims& otherwise) const {
   size_t size = 0;
-  if (!was_read(api_, api_.get(info_, name, static_cast<int64_t*>(nullptr), &size))) return otherwise;
+  if (!found(name, [&](const char* n) { return api_.get(info_, n, static_cast<int64_t*>(nullptr), &size); })) return otherwise;
+  if (!size) refuse_type(name);  // so ONNX Runtime reads a list of anything else
   if (size > kMostDims) refuse(std::string("its attribute '") + name + "' is too long", kInvalidGraph);
   Dims values(size);
   check(api_, api_.get(info_, name, values.data(), &size));

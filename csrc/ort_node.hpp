@@ -55,6 +55,9 @@ class Node {
   std::vector<T> constant(size_t input, const char* what, int64_t count, Presence presence) const;
 
  private:
+  // Whether `read` finds an attribute; refuses one of another type.
+  template <class Read>
+  bool found(const char* name, const Read& read) const;
   Tensor constant_tensor(size_t input, const char* what) const;
 
   const Api& api_;

@@ -13,7 +13,8 @@ namespace proxbit {
 namespace ort {
 namespace {
 
-constexpr int64_t kFormat = 1;  // of nodes; a newer one may mean something else by the same words
+constexpr int64_t kOldest = 1;  // format of nodes, where a node does not name it
+constexpr int64_t kFormat = 1;  // a newer one may mean something else by the same words
 
 // Runs a body and turns what it throws into ONNX Runtime's error.
 template <class Body>
@@ -80,7 +81,7 @@ Status* create(const Operator* op, Table table, const KernelInfo* info, void** o
     named->api = api;
     named->place = node.name() + " (" + kind_of(op).title + ")";
     with_place(named->place, [&] {
-      const int64_t format = node.integer("format", kFormat);
+      const int64_t format = node.integer("format", kOldest);
       if (format != kFormat) {
         refuse("it has the format " + std::to_string(format) + ", and this library reads " +
                    std::to_string(kFormat) + ": pip install --upgrade proxbit-runtime",
@@ -120,16 +121,14 @@ Kind::Kind(const char* title, const char* takes, const char* gives, Maker make)
 }
 
 const Kind* const* all_kinds(size_t& count) {
-  // As BinaryInput, WeightInput and UnpackInput have them.
+  // As BinaryInput and WeightInput have them.
   static const Kind binary_linear("BinaryLinear", "fuUFffiiu", "fu", make_binary_linear);
   static const Kind binary_conv("BinaryConv", "fuUFffiiu", "fu", make_binary_conv);
   static const Kind weight_linear("WeightLinear", "FUFf", "F", make_weight_linear);
   static const Kind weight_conv("WeightConv", "FUFf", "F", make_weight_conv);
-  static const Kind unpack("Unpack", "UF", "F", make_unpack);
   // The first node of every file. Where this library is missing, ONNX Runtime's error is its name.
   static const Kind notice("pip_install_proxbit_runtime", "", "F", make_notice);
-  static const Kind* const kinds[] = {&binary_linear, &binary_conv, &weight_linear,
-                                      &weight_conv,   &unpack,      &notice};
+  static const Kind* const kinds[] = {&binary_linear, &binary_conv, &weight_linear, &weight_conv, &notice};
   count = sizeof(kinds) / sizeof(kinds[0]);
   return kinds;
 }

@@ -13,7 +13,12 @@ from proxbit.kernels.library import library_file
 Arrays = Mapping[str, Any]
 BINARY = ("x", "x_bits", "bits", "scale", "bias", "threshold", "low", "high", "flip")
 WEIGHT = ("x", "bits", "scale", "bias")
-UNPACK = ("bits", "scale")
+# The Python type of each attribute, as onnx takes it.
+ATTRIBUTES: dict[str, type] = {
+    "shape": list, "format": int, "activation": str, "register_bits": int, "slope": float,
+    "precision": str, "group": int, "strides": list, "dilations": list, "pads": list,
+    "pad_value": int, "input_layout": str, "output_layout": str,
+}  # fmt: skip
 _KINDS = {np.dtype("f4"): TensorProto.FLOAT, np.dtype("u1"): TensorProto.UINT8}
 
 
@@ -23,7 +28,17 @@ def pack(signs: Any) -> Any:
 
 
 def places(op: str) -> tuple[str, ...]:
-    return BINARY if op.startswith("Binary") else WEIGHT if op.startswith("Weight") else UNPACK
+    return BINARY if op.startswith("Binary") else WEIGHT
+
+
+def is_read(op: str, attribute: str) -> bool:
+    """Whether an operator looks at an attribute."""
+    of_binary, of_weight = {"register_bits", "slope"}, {"precision"}
+    of_conv = set(ATTRIBUTES) - of_binary - of_weight - {"shape", "format", "activation", "group"}
+    other = (of_weight if op.startswith("Binary") else of_binary) | (
+        set() if op.endswith("Conv") else of_conv
+    )
+    return attribute not in other
 
 
 def model(
@@ -47,9 +62,11 @@ def model(
     return helper.make_model(graph, opset_imports=versions, ir_version=8).SerializeToString()
 
 
-def session(content: Any, threads: int = 1) -> Any:
+def session(content: Any, threads: int = 1, entries: Mapping[str, str] | None = None) -> Any:
     """A session with our operators; ``content`` is a model or the path of one."""
     options = onnxruntime.SessionOptions()
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.register_custom_ops_library(library_file())
     content = content if isinstance(content, bytes) else str(content)

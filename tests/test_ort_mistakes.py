@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from ort_nodes import model, session
+from onnx import numpy_helper
+
+from ort_nodes import ATTRIBUTES, is_read, model, session
 
 LINEAR: dict[str, Any] = {"bits": np.zeros(12, "u1"), "scale": np.ones(8, "f4")}
 X = np.zeros((2, 12), "f4")
@@ -46,6 +48,12 @@ MADE_WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "is 'CHWN', and this library knows NCHW, NHWC",
     ),
     ("WeightConv", {}, C | {"dilations": [1, 2, 3]}, r"'dilations' is \(1, 2, 3\)"),
+    (
+        "BinaryLinear",
+        {"low": np.zeros(8, "i4"), "high": np.ones(8, "i4"), "flip": np.zeros(8, "u1")},
+        L,
+        "has 8 bytes of flips, and needs 1",
+    ),
 ]
 
 
@@ -56,6 +64,25 @@ def test_a_node_that_makes_no_sense_is_refused_when_the_session_is_made(
     x, usual = (IMAGE, CONV) if op.endswith("Conv") else (X, LINEAR)
     with pytest.raises(Exception, match=NODE + ".*" + sentence):
         session(model(op, {"x": x}, usual | constants, rank=x.ndim, **attributes))
+
+
+OF_EVERY_TYPE: list[Any] = [1, 1.5, "one", [1, 1], [0.5, 0.5], ["one"], numpy_helper.from_array(X)]
+
+
+READ = [
+    (op, name) for op in ("BinaryLinear", "WeightConv") for name in ATTRIBUTES if is_read(op, name)
+]
+
+
+@pytest.mark.parametrize(("op", "name"), READ)
+def test_an_attribute_of_another_type_is_not_taken_for_absent(op: str, name: str) -> None:
+    x, constants, usual = (IMAGE, CONV, C) if op.endswith("Conv") else (X, LINEAR, L)
+    for value in OF_EVERY_TYPE:
+        fits = isinstance(value[0], int) if isinstance(value, list) else True
+        if not (isinstance(value, ATTRIBUTES[name]) and fits):
+            content = model(op, {"x": x}, constants, rank=x.ndim, **usual | {name: value})
+            with pytest.raises(Exception, match=f"{NODE}its attribute '{name}' has another type"):
+                session(content)
 
 
 def test_weights_that_are_no_constants_are_refused() -> None:
@@ -89,7 +116,7 @@ def test_an_input_of_another_shape_is_refused(
 
 
 def test_floats_where_bits_are_handed_on_are_refused() -> None:
-    bounds = {"low": np.zeros(8, "i4"), "high": np.ones(8, "i4"), "flip": np.zeros(8, "u1")}
+    bounds = {"low": np.zeros(8, "i4"), "high": np.ones(8, "i4")}
     net = session(model("BinaryLinear", {"x": X}, LINEAR | bounds, **L))
     with pytest.raises(Exception, match="this layer gives bits, its second output"):
         net.run(None, {"x": X})

@@ -15,11 +15,11 @@ import numpy as np
 from common import Clock, Outcome
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from ort_nodes import BINARY, WEIGHT, model, session
+from ort_nodes import ATTRIBUTES, BINARY, WEIGHT, is_read, model, session
 
 SIZES = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65)
 ODD = (-1, 0, 2**15, 2**31, 2**40, -(2**62), 2**62)
-OPS = ("BinaryLinear", "BinaryConv", "WeightLinear", "WeightConv", "Unpack")
+OPS = ("BinaryLinear", "BinaryConv", "WeightLinear", "WeightConv")
 TYPES = {"bits": "u1", "flip": "u1", "low": "i4", "high": "i4"}
 WORDS = ("none", "relu", "gelu", "hardtanh", "exact", "input8", "NCHW", "NHWC", "", "x" * 5000)
 OURS = "proxbit: "
@@ -40,10 +40,10 @@ def attack(random: Random, clock: Clock) -> Outcome:
 def _answer(random: Random, op: str) -> str:
     attributes = _attributes(random, op)
     shape = attributes["shape"]
-    x = {} if op == "Unpack" else _input(random, op, attributes)
+    x = _input(random, op, attributes)
     constants = _constants(random, op, shape, attributes.get("group", 1))
     bits_out = "low" in constants and random.random() < 0.9
-    rank = next(iter(x.values())).ndim if x else len(shape)
+    rank = next(iter(x.values())).ndim
     try:
         content = model(op, x, constants, bits_out, rank, **attributes)
     except (ValueError, TypeError, OverflowError):
@@ -53,7 +53,8 @@ def _answer(random: Random, op: str) -> str:
         net.run(None, dict(x))
     except Exception as error:
         return "refused" if _known(str(error)) else f"{type(error).__name__}: {error}"[:300]
-    return "run"
+    mistyped = [k for k, v in attributes.items() if is_read(op, k) and type(v) is not ATTRIBUTES[k]]
+    return f"took {mistyped[0]} of another type" if mistyped else "run"
 
 
 def _known(words: str) -> bool:
@@ -130,8 +131,8 @@ def _constants(random: Random, op: str, shape: list[int], groups: Any) -> dict[s
             groups if isinstance(groups, int) and 0 < groups < 9 else 1
         )
     lengths = {"bits": (count + 7) // 8, "scale": random.choice((1, outputs)), "bias": outputs}
-    lengths |= {"threshold": channels, "low": outputs, "high": outputs, "flip": outputs}
-    needed = ("bits", "scale") if op == "Unpack" else WEIGHT[1:] if op[0] == "W" else BINARY[2:]
+    lengths |= {"threshold": channels, "low": outputs, "high": outputs, "flip": (outputs + 7) // 8}
+    needed = WEIGHT[1:] if op[0] == "W" else BINARY[2:]
     bounds = random.random() < 0.4
     found = {}
     for name in needed:

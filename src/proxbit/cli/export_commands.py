@@ -25,6 +25,9 @@ def export(
         ),
     ] = "proxbit",
     opset: Annotated[int, typer.Option(help="Version of the standard operators: 18 to 23.")] = 18,
+    fixed_batch: Annotated[
+        bool, typer.Option("--fixed-batch", help="Take one input at a time: a batch of 1, fixed.")
+    ] = False,
     skeleton: SKELETON = None,
     largest_side: SIDE = 1024,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
@@ -42,8 +45,8 @@ def export(
 
     with mistakes(), advising():
         written = export_source(
-            source, out, operators=operators, opset=opset, force=force, skeleton=skeleton,
-            largest_side=largest_side,
+            source, out, operators=operators, opset=opset, fixed_batch=fixed_batch, force=force,
+            skeleton=skeleton, largest_side=largest_side,
         )  # fmt: skip
     say(f"written: {written}")
     if operators == "proxbit":

@@ -202,12 +202,8 @@ def dense_layer(layer: PackedLayer, dialect: Dialect = STANDARD) -> DenseLayer:
     if not layer.form.binary:
         weight = ConstantWeight(unpack_bits(layer.bits, layer.shape) * scale, scale, dialect)
         return DenseLayer(layer, FloatInputs(weight))
-    return DenseLayer(layer, signs_product(layer, unpack_bits(layer.bits, layer.shape), dialect))
-
-
-def signs_product(layer: PackedLayer, signs: Tensor, dialect: Dialect) -> BinaryInputs:
-    """The product of a packed layer with binary inputs."""
-    trailing = tuple(1 for _ in layer.shape[2:])
+    signs, trailing = unpack_bits(layer.bits, layer.shape), tuple(1 for _ in layer.shape[2:])
     shift = None if layer.shift is None else layer.shift.reshape(-1, *trailing)
     register = _register(layer.form.register_bits, layer.form.slope)
-    return BinaryInputs(signs, layer.scale.float().reshape(-1, *trailing), shift, register, dialect)
+    sums_scale = layer.scale.float().reshape(-1, *trailing)
+    return DenseLayer(layer, BinaryInputs(signs, sums_scale, shift, register, dialect))

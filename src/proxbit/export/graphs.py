@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
 
-from proxbit.export.operators import BITS_IN, BITS_OUT, DOMAIN, FORMAT
-from proxbit.packfile.contents import PackedWeight
+from proxbit.export.operators import BITS_IN, BITS_OUT, DOMAIN
 
 NOTICE = "pip_install_proxbit_runtime"
 _ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu"}
@@ -51,7 +49,8 @@ class Graph:
         from onnx import numpy_helper
 
         taken = self.constants.keys() | self.makers.keys()
-        name = next(n for n in (name, *(f"{name}.{i}" for i in range(10**6))) if n not in taken)
+        others = (f"{name}.{i}" for i in count())
+        name = next(n for n in chain([name], others) if n not in taken)
         self.proto.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
         self.constants[name] = self.proto.initializer[-1]
         return name
@@ -85,44 +84,6 @@ def attributes(node: Any) -> dict[str, Any]:
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
-def pack_constants(graph: Graph, weights: Iterable[PackedWeight]) -> None:
-    """Hold the binary weights of modules without a packed layer in bits, and unpack them there."""
-    from onnx import helper
-
-    nodes = []
-    for weight in weights:
-        held = graph.constants.get(weight.name)
-        if held is None or tuple(held.dims) != weight.shape or weight.scale is None:
-            continue  # the exporter turned it into something else, so it stays float
-        held.name = f"{weight.name}.float"  # which nobody reads
-        parts = {"bits": weight.bits, "scale": weight.scale}
-        names = [graph.keep(f"{weight.name}.{k}", v.numpy()) for k, v in parts.items()]
-        nodes.append(
-            helper.make_node(
-                "Unpack", names, [weight.name], name=weight.name, domain=DOMAIN,
-                shape=list(weight.shape), format=FORMAT,
-            )
-        )  # fmt: skip
-    Graph.replace(graph.proto.node, [*nodes, *graph.proto.node])
-    graph.look()
-
-
-def shorten(graph: Graph) -> None:
-    """Number the values between nodes, and leave names to our nodes: a small file is half names."""
-    taken = graph.constants.keys() | graph.given | {value.name for value in graph.proto.input}
-    made = [name for node in graph.proto.node for name in node.output if name not in taken]
-    free = (name for i in count() if (name := f"{i:x}") not in taken)
-    short = dict(zip(made, free, strict=False)) | {"": ""}
-    for node in graph.proto.node:
-        for field in (node.input, node.output):
-            field[:] = [short.get(name, name) for name in field]
-        if node.domain != DOMAIN:
-            node.name = ""
-    for value in graph.proto.value_info:
-        value.name = short.get(value.name, value.name)
-    graph.look()
-
-
 def announce(graph: Graph) -> None:
     """Begin with a node that nobody reads: where the library is missing, the error names it."""
     from onnx import helper
@@ -143,7 +104,7 @@ def settle(graph: Graph) -> None:
     for node in ours(graph):
         found = attributes(node)
         bits = next(name for name in node.input if name.endswith("bits"))
-        label = bits.removesuffix("bits").removesuffix(".").removesuffix(".product.weight")
+        label = bits.removesuffix("bits").removesuffix(".")
         names[label] += 1
         node.name = label if names[label] == 1 else f"{label}.{names[label]}"
         if node.op_type.startswith("Binary"):
@@ -162,7 +123,7 @@ def fold(graph: Graph) -> None:
     """Fold what comes right after our nodes into them: a batch norm, then an activation."""
     gone = []
     for node in ours(graph):
-        if node.op_type == "Unpack" or not node.output[0]:
+        if not node.output[0]:
             continue
         for step in (_fold_norm, _fold_activation):
             behind = graph.only_reader(node.output[0])

@@ -9,19 +9,15 @@ from __future__ import annotations
 import copy
 import json
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from proxbit._version import __version__
 from proxbit.binarization.conversion import binary_weights
@@ -30,13 +26,15 @@ from proxbit.engine.fusing import Folded
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned
 from proxbit.engine.routes import usual_input
-from proxbit.engine.unpacked import facts_of, in_bits, unpacked_weights
-from proxbit.export.constants import share_columns
+from proxbit.engine.unpacked import facts_of, unpacked_weights
+from proxbit.export.compact import compact
+from proxbit.export.constants import pack_signs, share_columns
 from proxbit.export.dialects import BIPOLAR, STANDARD, as_constants, dense_layer
-from proxbit.export.graphs import Graph, announce, fold, ours, pack_constants, settle, shorten
+from proxbit.export.graphs import Graph, announce, fold, ours, settle
 from proxbit.export.layouts import LAST, move_channels_last
 from proxbit.export.nbits import nbits_layer
 from proxbit.export.operators import as_operators, exchanged
+from proxbit.export.translation import fixed_lengths, translate, translate_freely
 from proxbit.nn.model_weights import require_binarized
 from proxbit.util.files import write_atomically
 from proxbit.util.text import few, size, unknown_name_message
@@ -76,6 +74,7 @@ def export_onnx(
     *,
     operators: str = "standard",
     opset: int = OPSETS[0],
+    fixed_batch: bool = False,
     labels: Sequence[str] | None = None,
     input: dict[str, Any] | None = None,
 ) -> OnnxFile:
@@ -83,7 +82,7 @@ def export_onnx(
 
     The model stays as it is; it is written in eval mode. The first dimension of the first input
     becomes free, and so does that of every other input with the same length, unless the model fixes
-    it.
+    it, or you do.
 
     Args:
         model: A model after ``pb.harden``, in float32, or what ``pb.pack`` or ``pb.load`` gave.
@@ -95,6 +94,7 @@ def export_onnx(
             BipolarQuant, for tools such as FINN that look for it. "matmulnbits": linear layers of
             BW in ONNX Runtime's own 2-bit format.
         opset: Version of the standard operators, 18 to 23.
+        fixed_batch: Keep the batch size of the example, 1 where none is given.
         labels: Names of the classes, for the file's metadata; those of a loaded network are kept.
         input: As for ``pb.save``, for the file's metadata.
     """
@@ -102,12 +102,12 @@ def export_onnx(
     _check_model(model)
     given = _example(model, example)
     network = _prepared(model, operators)
-    program = _translate(network, given, opset)
+    program = (translate if fixed_batch else translate_freely)(network, given, opset)
     proto = program.model_proto
     _forget_sources(proto)
-    inputs = _name_batch(proto.graph, _fixed(program.exported_program))
+    inputs = _name_batch(proto.graph, fixed_lengths(program))
     if operators == "proxbit":
-        _use_operators(proto.graph, network)
+        _use_operators(proto.graph, opset)
     _describe(proto, model, labels, input)
     content = proto.SerializeToString(deterministic=True)
     write_atomically(target, content)
@@ -142,15 +142,14 @@ def unfused(net: nn.Module) -> nn.Module:
     return net
 
 
-def _use_operators(graph: Any, network: nn.Module) -> None:
+def _use_operators(graph: Any, opset: int) -> None:
     """Bring our nodes into their final form."""
     found = Graph(graph)
     settle(found)
     fold(found)
     shapes = {value.name: tuple(value.type.tensor_type.shape.dim) for value in graph.value_info}
     last = move_channels_last(found, shapes)
-    rest = [in_bits(*each) for each in unpacked_weights(network) if each[2].layout is None]
-    pack_constants(found, rest)
+    pack_signs(found)
     share_columns(found)
     found.sweep()
     announce(found)
@@ -161,7 +160,7 @@ def _use_operators(graph: Any, network: nn.Module) -> None:
         if value.name in last:
             dims = value.type.tensor_type.shape.dim
             Graph.replace(dims, [dims[i] for i in LAST])
-    shorten(found)
+    compact(found, opset)
 
 
 def _describe(
@@ -184,54 +183,11 @@ def _example(model: nn.Module, example: Any) -> Any:
         return example
     usual = usual_input(model)
     if usual is not None:
-        return usual.expand(2, *usual.shape[1:]).clone()  # a batch of one would be taken for fixed
+        return usual
     form = facts_of(model).input
     if form is not None and "shape" in form:
-        return torch.zeros(2, *form["shape"])
+        return torch.zeros(1, *form["shape"])
     raise ValueError("this network does not know its input: give an example, example=")
-
-
-def _translate(network: nn.Module, example: Any, opset: int) -> Any:
-    """The network as PyTorch's exporter translates it."""
-    named = example if isinstance(example, dict) else None
-    given = tuple(example) if isinstance(example, tuple | list) else (example,)
-    attention = mock.patch.object(functional, "scaled_dot_product_attention", _attention)
-    with warnings.catch_warnings(), torch.no_grad(), attention:
-        # PyTorch and onnxscript warn of their own inner workings.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        return torch.onnx.export(
-            network,
-            given if named is None else (),
-            kwargs=named,
-            dynamic_shapes=_free_batch(given if named is None else named),
-            opset_version=opset,
-            dynamo=True,
-            verbose=False,
-        )
-
-
-_torch_attention = functional.scaled_dot_product_attention
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
-    """Attention, with all dimensions before heads merged: the exporter knows no more than four."""
-    if query.dim() <= 4 or rest or options.get("attn_mask") is not None:
-        return _torch_attention(query, key, value, *rest, **options)
-    q, k, v = (each.flatten(0, -4) for each in (query, key, value))
-    return _torch_attention(q, k, v, **options).unflatten(0, query.shape[:-3])
-
-
-def _free_batch(inputs: Any) -> Any:
-    """For each input, which dimensions are free: the first, where it is the batch."""
-    shapes = [t.shape for t in pytree.tree_leaves(inputs) if isinstance(t, Tensor) and t.dim()]
-    batch = shapes[0][0] if shapes else None
-
-    def free(leaf: Any) -> Any:
-        batched = isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == batch
-        return {0: torch.export.Dim.AUTO} if batched else None
-
-    return pytree.tree_map(free, inputs)
 
 
 def _forget_sources(proto: Any) -> None:
@@ -240,12 +196,6 @@ def _forget_sources(proto: Any) -> None:
     values = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
     for part in (proto, graph, *graph.node, *values):
         part.ClearField("metadata_props")
-
-
-def _fixed(exported: Any) -> dict[str, int]:
-    """The lengths that a model fixed although they were offered as free, by PyTorch's symbol."""
-    ranges = exported.range_constraints.items()
-    return {str(symbol): int(r.lower) for symbol, r in ranges if r.lower == r.upper}
 
 
 def _name_batch(graph: Any, fixed: dict[str, int]) -> dict[str, tuple[int | str, ...]]:

@@ -14,12 +14,13 @@ from proxbit.engine.fusing import fuse
 from proxbit.engine.packed import PackedLayer, packed_layers, with_norm
 from proxbit.engine.packed_layers import PackedLinear
 from proxbit.engine.routes import FEWEST
-from proxbit.export.dialects import STANDARD, DenseLayer, FloatInputs, signs_product
-from proxbit.packfile.bits import byte_count
+from proxbit.export.dialects import dense_layer
+from proxbit.packfile.bits import byte_count, pack_bits
 
 DOMAIN = "proxbit"
-FORMAT = 1  # of our nodes
+FORMAT = 1  # of our nodes: the first one, which they need not name
 BITS_IN, BITS_OUT = "bits_in", "bits_out"  # notes on a node, until its inputs find their places
+_SLOPE = 2.0  # of a register, where a node says nothing
 _ACTIVATIONS = ("none", "relu", "gelu", "hardtanh")
 
 
@@ -52,33 +53,8 @@ def exchanged(net: nn.Module, twin: Callable[[PackedLayer], nn.Module]) -> nn.Mo
 
 
 def operator_layer(layer: PackedLayer) -> nn.Module:
-    """The layer as one operator; where no kernel fits, a standard one with an unpacked weight."""
-    if layer.route == "bits":
-        return OperatorLayer(layer)
-    if layer.form.binary:
-        product: Any = signs_product(layer, torch.zeros(()), STANDARD)
-        product.weight = UnpackedWeight(layer, torch.ones(1))
-    else:
-        product = FloatInputs(UnpackedWeight(layer, layer.scale))  # type: ignore[arg-type]
-    return DenseLayer(layer, product)
-
-
-class UnpackedWeight(nn.Module):
-    """A weight that the runtime unpacks once."""
-
-    bits: Tensor
-    scale: Tensor
-
-    def __init__(self, layer: PackedLayer, scale: Tensor) -> None:
-        """Take the bits."""
-        super().__init__()
-        self.register_buffer("bits", layer.bits)
-        self.register_buffer("scale", scale.float())
-        self.shape = layer.shape
-
-    def forward(self, _: Tensor) -> Tensor:
-        """+-scale."""
-        return _node("Unpack", (self.bits, self.scale), {"shape": self.shape}, self.shape)
+    """The layer as one operator; where no kernel fits, a standard one."""
+    return OperatorLayer(layer) if layer.route == "bits" else dense_layer(layer)
 
 
 class OperatorLayer(nn.Module):
@@ -102,6 +78,7 @@ class OperatorLayer(nn.Module):
         tensors: dict[str, Tensor | None] = {"bits": layer.bits, "scale": scale, "bias": bias}
         if self.binary:
             low, high, flip = bounds or (None, None, None)
+            flip = pack_bits(flip) if flip is not None and bool(flip.any()) else None
             tensors |= {"threshold": layer.shift, "low": low, "high": high, "flip": flip}
         self.names = tuple(tensors)
         for name, tensor in tensors.items():
@@ -153,11 +130,13 @@ def _node(
 def _attributes(layer: PackedLayer) -> dict[str, Any]:
     """The attributes that differ from an operator's defaults, and the shape of the weight."""
     form = layer.form
-    found: dict[str, Any] = {"shape": list(layer.shape), "format": FORMAT}
+    found: dict[str, Any] = {"shape": list(layer.shape)}
     if form.activation:
         found["activation"] = _ACTIVATIONS[form.activation]
     if form.register_bits:
-        found |= {"register_bits": form.register_bits, "slope": float(form.slope)}
+        found["register_bits"] = form.register_bits
+        if form.slope != _SLOPE:
+            found["slope"] = float(form.slope)
     if form.precision == INPUT8 and not form.binary:
         found["precision"] = "input8"
     return found if isinstance(layer, PackedLinear) else found | _window(layer)
