@@ -286,7 +286,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     empty = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
     exported = SimpleNamespace(range_constraints={})
     program = SimpleNamespace(model_proto=empty, exported_program=exported)
-    monkeypatch.setattr(exporting, "_translate", lambda *_: program)
+    monkeypatch.setattr(exporting, "translate_freely", lambda *_: program)
 
     def full(_: int) -> None:
         raise OSError("no space left")
