@@ -32,7 +32,7 @@ MODELS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("bireal_resnet8", {"image_size": 16, "width": 4}, TASKS),
     ("tiny_vit", {"image_size": 16, "depth": 1, "embed_dim": 24}, TASKS),
     ("mini_bottleneck", {"image_size": 32}, TASKS),
-    ("mini_nest", {"image_size": 32}, TASKS),
+    ("mini_nest", {"image_size": 32}, ("BWA", "BWAA")),
     ("mini_swin", {"image_size": 32}, ("BWAA",)),
     ("timm/swin_tiny_patch4_window7_224", {"image_size": 32, **SWIN}, ("BW", "BWA")),
     ("timm/deit_tiny_patch16_224", {"image_size": 32, **NARROW}, ("BWA",)),
