@@ -12,11 +12,10 @@ import argparse
 import copy
 import json
 import random
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -24,59 +23,23 @@ from typing import Any
 
 import torch
 from contenders import installed
-from evidence import ROOT, environment, write_section
+from evidence import environment, write_section
 from kernels import deviation
+from network_settings import SETTINGS, USUAL, Setting
 from pairing import Aim, Calls, Row, compare, counts, facts, fastest, judged, table, times
 from rich.console import Console
 from rivals import channels_last
 from runtimes import RUNTIMES, Exported, run_by
+from speed_file import write_speed
 from torch import Tensor, nn
 from training_step import keep_freed_memory, one_of
 
 import proxbit as pb
 from proxbit.core.tasks import TASKS
 from proxbit.engine import PackedLayer, isa
-from proxbit.models import build
 from proxbit.util.text import size
 
 PACKAGES = ("proxbit", "torch", "timm", "onnxruntime", "openvino")
-SPEED = ROOT / "results" / "speed"
-# Instruction sets that decide who is fast, as the kernel of Linux names them.
-NOTABLE = (
-    "avx2", "fma", "avx512f", "avx512vl", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq",
-    "avx_vnni", "avx512_bf16", "amx_int8", "asimd", "asimddp",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A model, its input, and whether channels last may suit it better."""
-
-    name: str
-    side: int = 224
-    classes: int = 1000
-    images: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def build(self) -> nn.Module:
-        model = build(self.name, classes=self.classes, **self.options)
-        return model.eval().requires_grad_(False)
-
-
-# timm begins with blocks that give 0: nothing would come of their weights, and no error show.
-ALIVE = {"zero_init_last": False}
-SETTINGS = {
-    "resnet20": Setting("resnet20", side=32, classes=10, images=True),
-    "bireal_resnet18": Setting("bireal_resnet18", images=True),
-    "resnet50": Setting("timm/resnet50", images=True, options=ALIVE),
-    "deit_tiny": Setting("timm/deit_tiny_patch16_224"),
-    "deit_small": Setting("timm/deit_small_patch16_224"),
-    "vit_base": Setting("timm/vit_base_patch16_224"),
-    "efficientnet_b0": Setting("timm/efficientnet_b0", images=True),
-    "mobilenetv3": Setting("timm/mobilenetv3_large_100", images=True),
-    "densenet121": Setting("timm/densenet121", images=True),
-}
-USUAL = ["resnet20", "resnet50", "deit_tiny", "vit_base"]
 
 
 @dataclass(frozen=True)
@@ -288,44 +251,6 @@ held as floats. *on bits*: how many packed layers compute on bits, because that 
 
 {marks}
 """
-
-
-# --- the figures of this machine ------------------------------------------------------------
-
-
-def instruction_sets() -> list[str]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    flags = [line for line in lines if line.startswith(("flags", "Features"))]
-    return [name for name in NOTABLE if flags and name in flags[0].split()]
-
-
-def write_speed(about: dict[str, Any], rows: Sequence[Row]) -> Path:
-    """Renew the rows of what was measured in the file of this CPU; the others stay."""
-    name = re.sub("[^a-z0-9]+", "-", f"{about['cpu']} {about['kernels']}".lower()).strip("-")
-    path = SPEED / f"{name}.json"
-    held = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    known = {tuple(row[key] for key in KEYS): row for row in held["rows"]}
-    for row in rows:
-        plain = plain_row(row)
-        known[tuple(plain[key] for key in KEYS)] = plain
-    facts = about | {"instruction_sets": instruction_sets()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": facts, "rows": list(known.values())}, indent=1))
-    return path
-
-
-KEYS = ("network", "contender", "batch", "threads")
-
-
-def plain_row(row: Row) -> dict[str, Any]:
-    return {
-        "network": row.case.model, "contender": row.contender, "batch": row.case.batch,
-        "threads": row.threads, "ms": round(row.timing.us / 1000, 3),
-        "least_ms": round(row.timing.least_us / 1000, 3),
-        "times_float": round(row.timing.ratio, 3), "file_bytes": row.bytes,
-        "on_bits": row.on_bits,
-    }  # fmt: skip
 
 
 # --- command --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network import SETTINGS
+from network_settings import SETTINGS
 from rich.console import Console
 from torch import Tensor, nn
 
