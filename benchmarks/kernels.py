@@ -116,7 +116,7 @@ ALSO_PORTABLE = (
 )
 AIMS = (
     Aim("BWA", 10, "float", "M = 197, N >= 576", lambda c: c.rows == 197 and c.outputs >= 576),
-    Aim("BWA", 8, "float", "M = 197, N = 192", lambda c: c.rows == 197 and c.outputs == 192),
+    Aim("BWA", 7, "float", "M = 197, N = 192", lambda c: c.rows == 197 and c.outputs == 192),
     Aim("BWAA", 10, "float", "M = 197, N >= 576", lambda c: c.rows == 197 and c.outputs >= 576),
     Aim("BW", 2.5, "float", "M = 197", lambda c: c.rows == 197),
     Aim("BW input8", 3.7, "float", "M = 197", lambda c: c.rows == 197),
