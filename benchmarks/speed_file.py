@@ -32,7 +32,7 @@ def write_speed(about: dict[str, Any], rows: Sequence[Row]) -> Path:
     held = json.loads(path.read_text()) if path.exists() else {"rows": []}
     known = {tuple(row[key] for key in KEYS): row for row in held["rows"]}
     for row in rows:
-        plain = plain_row(row)
+        plain = plain_row(row) | {key: about[key] for key in ("commit", "date")}
         known[tuple(plain[key] for key in KEYS)] = plain
     facts = about | {"instruction_sets": instruction_sets()}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,11 @@ def machine(path: Path) -> str:
     for (network, batch, threads), some in groups.items():
         title = f"### {network}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
         lines += [f"{title} ({about['kernels']})", table(HEAD, cells(some))]
+        runs = {(row["commit"], row["date"]) for row in some if "commit" in row}
+        if runs - {(about["commit"], about["date"])}:  # not of the last run
+            lines.append(
+                "; ".join(f"Commit {commit}, {date}" for commit, date in sorted(runs)) + "."
+            )
     return "\n\n".join(lines)
 
 
