@@ -34,7 +34,7 @@ from proxbit.train.setup import resolve
 MODEL = "resnet20"
 BASE = {
     "epochs": 1, "max_steps_per_epoch": 176, "val_split": 0.1, "normalize": "imagenet",
-    "precision": "no",  # on any machine: rows compare
+    "batch_size": 128, "precision": "no",  # on any machine: rows compare
 }  # fmt: skip
 PLACES = ("data", "weights", "data_root", "download", "workers", "cpu", "seed")
 

@@ -165,9 +165,11 @@ def test_a_float_network_that_knows_its_images_is_trained_on_gently():
 
 def test_options_shrink_and_replace():
     asked = replace(GIVEN, epochs=2, max_steps_per_epoch=5, model="resnet32", settings="paper")
+    asked = replace(asked, image_size=48)
     config = config_of(one("cnn", "small", pipeline="FT"), asked, "")
     assert (config.epochs, config.max_steps_per_epoch, config.model) == (2, 5, "resnet32")
     assert config.settings == "paper" and config.weights == "w.safetensors"
+    assert config.image_size == 48
 
 
 def test_missing_data_and_weights_say_what_to_provide():

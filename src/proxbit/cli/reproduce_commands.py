@@ -63,6 +63,7 @@ def reproduce(
     epochs: Annotated[Count, _count("Epochs of each run.")] = None,
     float_epochs: FloatEpochs = None,
     max_steps_per_epoch: Annotated[Count, _count("Largest number of steps per epoch.")] = None,
+    image_size: Annotated[Count, _count("Side of the images that the model gets.")] = None,
     settings: Annotated[Name, _help("default or paper strengths and scales.", "by preset")] = None,
     data_root: Annotated[str, typer.Option(help="Folder that holds CIFAR.")] = "data",
     measure: Measure = None,
@@ -98,8 +99,8 @@ def reproduce(
         by_row = {what: parse_given(v or (), rows_of(query), what) for what, v in given.items()}
         options = Options(
             **by_row, model=model, epochs=epochs, float_epochs=float_epochs,
-            max_steps_per_epoch=max_steps_per_epoch, settings=settings, data_root=data_root,
-            measure=measure, cpu=cpu,
+            max_steps_per_epoch=max_steps_per_epoch, image_size=image_size, settings=settings,
+            data_root=data_root, measure=measure, cpu=cpu,
         )  # fmt: skip
         cells = plan(query, model)
     _run(cells, options, out, _runner(on, cpus, gpus))

@@ -147,7 +147,12 @@ class Config:
     bits: int = option(8, "Width of the BWAA accumulator.", group=_BITS)
     penalty: float = option(0.0, "Weight of the overflow penalty in BWAA.", group=_BITS)
     epochs: int = option(5, "Passes over the training images.", group=_STEPS)
-    batch_size: int = option(128, "Images per step, over all processes.", group=_STEPS)
+    batch_size: int | None = option(
+        None,
+        "Images per step, over all processes.",
+        group=_STEPS,
+        shown="128; 32 where a pretrained transformer has few images",
+    )
     max_steps_per_epoch: int | None = option(
         None, "Largest number of steps per epoch.", group=_STEPS
     )
@@ -260,7 +265,7 @@ class Config:
         check_types(Config, vars(self))
         for each in fields(self):
             check_field(each, getattr(self, each.name))
-        if self.grad_accum_steps > self.batch_size:
+        if self.batch_size is not None and self.grad_accum_steps > self.batch_size:
             raise ValueError(
                 f"a batch of {self.batch_size} cannot be cut into {self.grad_accum_steps} parts"
             )

@@ -6,6 +6,8 @@ import math
 
 STRENGTHS = ("none", "crop", "timm")  # the weakest first
 LONG = 50  # epochs from which on the whole recipe of DeiT pays
+BATCH_SIZE, SMALL_BATCH_SIZE = 128, 32
+FEW_STEPS = 50  # in an epoch of the larger batches
 FLOAT_VIEWS = 4_000  # images that a float stage sees at least, a few epochs at most
 
 
@@ -29,6 +31,16 @@ def weaker(given: str | None, other: str) -> str:
     ('none', 'crop', 'crop')
     """
     return min(given or other, other, key=STRENGTHS.index)
+
+
+def batch_size_for(images: int, pretrained_transformer: bool) -> int:
+    """Images per step: of few images a transformer learns more in more steps.
+
+    >>> batch_size_for(2_000, True), batch_size_for(50_000, True), batch_size_for(2_000, False)
+    (32, 128, 128)
+    """
+    few = images < FEW_STEPS * BATCH_SIZE
+    return min(SMALL_BATCH_SIZE if few and pretrained_transformer else BATCH_SIZE, images)
 
 
 def float_epochs_for(images: int) -> int:

@@ -15,7 +15,7 @@ from proxbit.binarization.conversion import binarize
 from proxbit.binarization.conversion_report import Report
 from proxbit.binarization.relu import replacement
 from proxbit.core import methods
-from proxbit.core.methods import Method
+from proxbit.core.methods import METHODS, Method
 from proxbit.core.tasks import Task
 from proxbit.data import RECIPES, ImageSet, Loader, open_data
 from proxbit.data.image_folder import MEAN, STD
@@ -27,7 +27,12 @@ from proxbit.train.checkpoint import require_like
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 from proxbit.train.input_calibration import calibrate_inputs
-from proxbit.train.lengths import augmentation_for, float_epochs_for
+from proxbit.train.lengths import (
+    BATCH_SIZE,
+    augmentation_for,
+    batch_size_for,
+    float_epochs_for,
+)
 from proxbit.train.norm_calibration import calibrate_norms
 from proxbit.train.precision import choose_precision
 from proxbit.train.settings import resolve_method, with_options
@@ -39,6 +44,8 @@ RELUS: dict[str, type[nn.Module] | str] = {
 }  # fmt: skip
 FOLDER_CROP = 0.875  # images of a folder are tested on the middle of a larger one
 LRS = {"adam": 3e-3, "adamw": 5e-4, "sgd": 0.1}
+# Soft pairs at a strength of 1 have left a pretrained transformer; at 0.3 it is nearly itself.
+SOFT, TUNED_STRENGTH = METHODS["bnn++"].schedule, "0.3:3:log"
 TUNED_LRS = LRS | {"adamw": 1e-3}  # of binary networks from float weights
 INPUT_LRS = LRS | {"adam": 1e-2}  # with binary inputs
 
@@ -77,9 +84,9 @@ class PreparedRun:
         config = self.config
         recipe = RECIPES[config.augment or "none"] if augment else RECIPES["none"]
         return Loader(
-            self.data, part=part, batch_size=config.batch_size, seed=config.seed, recipe=recipe,
-            image_size=config.image_size, rank=rank, world=world, workers=config.workers,
-            device=device,
+            self.data, part=part, batch_size=config.batch_size or BATCH_SIZE, seed=config.seed,
+            recipe=recipe, image_size=config.image_size, rank=rank, world=world,
+            workers=config.workers, device=device,
         )  # fmt: skip
 
     @property
@@ -104,7 +111,7 @@ def prepare(config: Config, float_network: dict[str, Tensor] | None = None) -> P
         data = replace(data, mean=mean, std=std)
     if config.val_split:
         data = data.with_val_split(config.val_split, seed=config.seed)
-    if config.batch_size > (count := data.count("train")):
+    if (config.batch_size or 0) > (count := data.count("train")):
         raise ValueError(
             f"a batch of {config.batch_size} is more than the {count} training images of "
             f"{data.name}: choose --batch-size {count} or less"
@@ -116,7 +123,7 @@ def prepare(config: Config, float_network: dict[str, Tensor] | None = None) -> P
         model, note, fresh = _network(config, data, config.weights)
         if config.new_head is None:
             config = replace(config, new_head=bool(fresh))
-        config = resolve(config, model, method, data.count("train"))
+        config = resolve(config, model, method, count)
         if float_network is not None:
             require_like(float_network, model.state_dict(), "the network of the float stage")
             model.load_state_dict(float_network)
@@ -178,6 +185,10 @@ def resolve(
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
         raise ValueError("an end-to-end run starts from random weights: leave out --weights")
+    attends, alike = is_transformer(model), config.settings == "paper"
+    usual = config.strength is None and config.settings == "default" and method.schedule == SOFT
+    if usual and attends and config.weights is not None:
+        config = replace(config, strength=TUNED_STRENGTH)
     config = resolve_method(config, method)
     if (config.frozen or 0) + (config.sharp or 0) >= 1:
         raise ValueError(
@@ -185,8 +196,7 @@ def resolve(
             "keep their sum below 1"
         )
     # In the paper's settings all methods are trained alike, float or not, whatever the task.
-    binary, alike = method.binary, config.settings == "paper"
-    tuned, attends = config.weights is not None, is_transformer(model)
+    binary, tuned = method.binary, config.weights is not None
     optimizer = config.optimizer or ("adamw" if attends else "adam")
     stage = binary and not alike and _has_new_classes(config, model)
     if config.float_epochs is None and (images is not None or not stage):
@@ -195,6 +205,7 @@ def resolve(
         need = "weights to start from: give --weights" if binary else "a method that is not float"
         raise ValueError(f"a float stage before the run needs {need}, or --float-epochs 0")
     values: dict[str, Any] = {
+        "batch_size": None if images is None else batch_size_for(images, attends and tuned),
         "pipeline": "fine-tune" if tuned else "end-to-end",
         "augment": _augmentation(config, attends),
         "optimizer": optimizer,

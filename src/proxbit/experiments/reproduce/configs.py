@@ -40,6 +40,7 @@ class Options:
         epochs: The epochs, instead of the preset's.
         float_epochs: Epochs of the float network that is trained where no weights are given.
         max_steps_per_epoch: Largest number of steps per epoch.
+        image_size: Side of the images that the model gets, instead of the preset's.
         settings: "default" or "paper" strengths and scales, instead of the preset's.
         data_root: Folder that holds CIFAR.
         measure: Whether to pack and time each network; None leaves it to the preset.
@@ -53,6 +54,7 @@ class Options:
     epochs: int | None = None
     float_epochs: int | None = None
     max_steps_per_epoch: int | None = None
+    image_size: int | None = None
     settings: str | None = None
     data_root: str = "data"
     measure: bool | None = None
@@ -118,7 +120,8 @@ def _common(cell: Cell, options: Options) -> dict[str, Any]:
     values |= {"data": data, "data_root": options.data_root, "cpu": options.cpu}
     values |= {"model": options.model or preset.model(axes["model"], axes["dataset"])}
     values["normalize"] = "data" if data.startswith("fashion") else _expected(values["model"])
-    asked = {"max_steps_per_epoch": options.max_steps_per_epoch, "settings": options.settings}
+    names = ("max_steps_per_epoch", "image_size", "settings")
+    asked = {name: getattr(options, name) for name in names}
     return values | {name: value for name, value in asked.items() if value is not None}
 
 
@@ -218,8 +221,10 @@ def _pair(text: str, rows: Sequence[Row], what: str) -> tuple[str, str]:
 
 
 # What a user's own model, or the images, must be looked at for.
-_LEFT_OPEN = ("image_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
-              "distill", "attention_norm", "pretrain", "new_head", "float_epochs")  # fmt: skip
+_LEFT_OPEN = (
+    "image_size", "batch_size", "pipeline", "augment", "optimizer", "lr", "weight_decay", "relu",
+    "distill", "attention_norm", "pretrain", "new_head", "float_epochs",
+)  # fmt: skip
 
 
 def as_published(config: Config) -> dict[str, Any]:

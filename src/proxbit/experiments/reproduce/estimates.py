@@ -12,6 +12,7 @@ import torch
 from proxbit.experiments.reproduce.configs import Missing, Options, config_of
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.train.config import Config
+from proxbit.train.lengths import BATCH_SIZE
 
 # Million multiply-adds of one forward, at the size of images that the preset has.
 _MACS: dict[str, float] = {
@@ -46,10 +47,11 @@ def seconds_of(cell: Cell, options: Options) -> float:
     except Missing:  # nothing given yet: as if it were
         config = config_of(cell, _supposed(options), "")
     images = _IMAGES["fashion" if config.data == "fashion" else cell.axes["dataset"]]
-    steps = -(-images // config.batch_size)
+    batch_size = config.batch_size or BATCH_SIZE
+    steps = -(-images // batch_size)
     steps = min(steps, config.max_steps_per_epoch or steps)
     epochs = config.epochs + (config.pretrain or 0)
-    work = epochs * steps * config.batch_size * _work(config)
+    work = epochs * steps * batch_size * _work(config)
     return START + work / (_SHARE * speed())
 
 
