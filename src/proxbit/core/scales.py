@@ -82,3 +82,13 @@ def find_scale(scale: Scale | str) -> Scale:
     if scale not in SCALES:
         raise ValueError(unknown_name_message("scale", scale, SCALES))
     return SCALES[scale]
+
+
+def floor_at_tiny(scale: Tensor) -> Tensor:
+    """Replace a scale of 0, which stops every gradient; 1e-19 is as good and lets them through.
+
+    float16 has no such number: there a layer of zeros stays at its bias.
+    """
+    if scale.dtype == torch.float16:
+        return scale
+    return torch.where(scale == 0, torch.finfo(scale.dtype).tiny ** 0.5, scale)

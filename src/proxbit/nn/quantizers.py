@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from proxbit.core import maps
 from proxbit.core.methods import Method, Rule
 from proxbit.core.pairs import Pair
+from proxbit.core.scales import floor_at_tiny
 from proxbit.core.schedules import Schedule
 from proxbit.kernels import training as fused
 from proxbit.nn.autograd import in_units, surrogate_gradient
@@ -188,14 +189,14 @@ class WeightQuantizer(Quantizer):
         f, unit, scale = self._evaluate(w)
         if self.looks_through():
             # In units of the scale, as the signs are: a register counts them alike.
-            return (w, None) if scale is None else (w / _floor_at_tiny(scale), scale)
+            return (w, None) if scale is None else (w / floor_at_tiny(scale), scale)
         if self.method.scale.gradient == "full":
             factor = None if unit is None else 1 / unit
             f = surrogate_gradient(w, f, self.strength, self.pair, unit, factor, self._shift())
             return f, self.method.scale(w, f, unit)
         factor = self._factor(unit, scale)
         if scale is not None:
-            scale = _floor_at_tiny(scale)
+            scale = floor_at_tiny(scale)
             # The scale reaches the gradient by itself here, so it is taken out of the factor.
             divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
             factor = 1 / divisor if factor is None else factor / divisor
@@ -343,13 +344,3 @@ class InputQuantizer(Quantizer):
 def _mark(t: Tensor) -> tuple[int, int]:
     """A key that changes when a tensor is written to in place or replaced by another."""
     return id(t), 0 if t.is_inference() else t._version
-
-
-def _floor_at_tiny(scale: Tensor) -> Tensor:
-    """Replace a scale of 0, which stops every gradient; 1e-19 is as good and lets them through.
-
-    float16 has no such number: there a layer of zeros stays at its bias.
-    """
-    if scale.dtype == torch.float16:
-        return scale
-    return torch.where(scale == 0, torch.finfo(scale.dtype).tiny ** 0.5, scale)
