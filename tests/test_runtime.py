@@ -95,6 +95,17 @@ def test_mistakes_are_one_sentence(tmp_path: Path, picture: Path, capsys: Any) -
 
 
 @pytest.mark.parametrize(
+    "given",
+    [["--threads", "100000"], ["--threads", "0"], ["--seconds", "nan"], ["--seconds", "-1"],
+     ["--seconds", "soon"], ["--batch-size", "0"]],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_told(given: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main([str(NETS / "bwa.onnx"), "--bench", *given])
+    assert f"not '{given[1]}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "form",
     [
         {}, {"shape": [3, 4]}, {"shape": [3, 0, 4]}, {"shape": [3, 4, 4], "std": [0, 1, 1]},

@@ -14,6 +14,8 @@ import numpy as np
 from proxbit_runtime.networks import Network, load
 
 MISTAKE = 2
+MOST_THREADS = 256  # a slip of the hand must not start a hundred thousand
+MOST_SECONDS = 86400
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top", type=_positive, default=5, help="how many classes to name")
     parser.add_argument("--bench", action="store_true", help="time the network on random inputs")
     parser.add_argument("--batch-size", type=_positive, default=1, help="inputs of a timed run")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure")
-    parser.add_argument("--threads", type=_positive, help="threads of ONNX Runtime")
+    parser.add_argument("--seconds", type=_seconds, default=2.0, help="how long to measure")
+    parser.add_argument("--threads", type=_threads, help="threads of ONNX Runtime")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     return parser
 
@@ -47,6 +49,22 @@ def _positive(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 2**20:
         raise argparse.ArgumentTypeError(f"a number above 0, not {text!r}")
     return int(text)
+
+
+def _threads(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"a number from 1 to {MOST_THREADS}, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"a number from 0 to {MOST_SECONDS}, not {text!r}")
+    return seconds
 
 
 def _recognize(network: Network, images: list[str], top: int, as_json: bool) -> int:
