@@ -179,7 +179,7 @@ def others_share(threads: int) -> float:
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_a_session_works_on_as_many_threads_as_it_was_given() -> None:
     assert others_share(threads=1) < 0.05
-    assert others_share(threads=2) > 0.2
+    assert others_share(threads=2) > 0.1
 
 
 def test_a_file_with_our_nodes_is_well_formed() -> None:
