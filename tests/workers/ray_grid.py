@@ -16,24 +16,23 @@ from proxbit.experiments.reproduce.grids import GRIDS, cells_of, find_rows
 from proxbit.experiments.reproduce.on_ray import run_grid
 from proxbit.experiments.reproduce.running import Event
 
-FOLDER, PLACE = (Path(each) for each in sys.argv[1:])
-OPTIONS = Options(
-    data=(("*", f"npz:{PLACE}/i.npz"),), model=f"{PLACE}/net.py:slow", epochs=1,
-    max_steps_per_epoch=9, measure=False, cpu=True,
-)  # fmt: skip
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}  # of its nodes
 
 
-def refusal(**resources: float) -> str:
+def refusal(options: Options, folder: Path, **resources: float) -> str:
     """What is said about resources that no node has."""
     try:
-        run_grid([], OPTIONS, FOLDER / "refused", address="auto", **resources)
+        run_grid([], options, folder / "refused", address="auto", **resources)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def main() -> None:
+def main(folder: Path, place: Path) -> None:
+    options = Options(
+        data=(("*", f"npz:{place}/i.npz"),), model=f"{place}/net.py:slow", epochs=1,
+        max_steps_per_epoch=9, measure=False, cpu=True,
+    )  # fmt: skip
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(num_cpus=1)
@@ -51,9 +50,9 @@ def main() -> None:
         if second.node_id[:8] in event.note and not killed:
             killed.append(event.cell.name)
             cluster.remove_node(second, allow_graceful=False)
-            (PLACE / "hurry").touch()
+            (place / "hurry").touch()
 
-    run_grid(cells, OPTIONS, FOLDER, watch)
+    run_grid(cells, options, folder, watch)
     alive = [node["NodeID"][:8] for node in ray.nodes() if node["Alive"]]
     words = {
         "asked": [cell.name for cell in cells],
@@ -62,12 +61,16 @@ def main() -> None:
         "alive": alive,
     }
     again: list[str] = []
-    run_grid(cells, OPTIONS, FOLDER, lambda event: again.append(event.state))
-    words |= {"second": second.node_id[:8], "again": again, "refusal": refusal(gpus=1.0)}
+    run_grid(cells, options, folder, lambda event: again.append(event.state))
+    words |= {
+        "second": second.node_id[:8],
+        "again": again,
+        "refusal": refusal(options, folder, gpus=1.0),
+    }
     sys.stdout.write(json.dumps(words) + "\n")
     ray.shutdown()
     cluster.shutdown()
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

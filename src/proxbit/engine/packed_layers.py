@@ -145,18 +145,16 @@ class _PackedConv(PackedLayer):
         return convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _beside(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The weight in the memory format of the input; torch would convert it in each call."""
-        if weight.dim() != 4 or ops.in_graph():
+        """The layer's own weight in the memory format of the input; torch converts in each call."""
+        if weight is not self._dense or weight.dim() != 4 or ops.in_graph():
             return weight
         last = x.stride(1) == 1 and not x.is_contiguous()
         layout = torch.channels_last if last else torch.contiguous_format
         if weight.is_contiguous(memory_format=layout):
             return weight
         with torch.inference_mode(False):
-            laid = weight.contiguous(memory_format=layout)
-        if weight is self._dense:
-            self._dense = laid
-        return laid
+            self._dense = weight.contiguous(memory_format=layout)
+        return self._dense
 
 
 class PackedConv1d(_PackedConv):
