@@ -224,14 +224,14 @@ def _network_sees_f_and_gradient_b(pair: Pair, s: float, backend: str) -> None:
             near_b = g.float() * pair.backward(v, strength) / size
         _same(f"{pair.name}: the network must see F", plain, seen.detach(), f, near_f, how)
         law = f"{pair.name}: the gradient must be B times the one that arrives"
-        _same(law, plain, pulled / size, b / size, near_b, how)
+        _same(law, plain, pulled.double() / size, b.double() / size, near_b, how)
 
 
 def _same(law: str, w: Tensor, got: Tensor, wanted: Tensor, near: Tensor | None, how: str) -> None:
     """The formula itself, or what kernels may give: a value near to that of float32."""
     bad = got != wanted
     if near is not None:
-        bad &= ~torch.isclose(got.float(), near, _RELATIVE[w.dtype], _ABSOLUTE)
+        bad &= ~torch.isclose(got.double(), near.double(), _RELATIVE[w.dtype], _ABSOLUTE)
     _refuse(bad, law, how, w, got=got, wanted=wanted)
 
 
