@@ -13,6 +13,7 @@ from proxbit.nn.binary_layers import BinaryLinear
 from proxbit.nn.probing import call
 from proxbit.nn.quantizers import InputQuantizer
 from proxbit.train.norm_calibration import observing
+from proxbit.util.modes import hooked
 
 
 def calibrate_inputs(model: nn.Module, float_model: nn.Module, batches: Iterable[Any]) -> list[str]:
@@ -85,16 +86,11 @@ def _measured(model: nn.Module, what: dict[str, Any], batches: Iterable[Any]) ->
         sums[name] = sums.get(name, 0) + what[name](x).sum(0)
         counts[name] += len(x)
 
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in what
-    ]
-    try:
-        with observing(model):
-            for x in batches:
-                call(model, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    layers = {name: model.get_submodule(name) for name in what}
+    hooks = (layer.register_forward_pre_hook(partial(note, n)) for n, layer in layers.items())
+    with hooked(hooks), observing(model):
+        for x in batches:
+            call(model, x)
     return {name: total / counts[name] for name, total in sums.items()}
 
 
