@@ -13,7 +13,7 @@ import torch
 
 import proxbit as pb
 from proxbit.train import load_network
-from proxbit.train.replica import count_right
+from proxbit.train.evaluation import count_right
 
 
 def main(run: str) -> None:

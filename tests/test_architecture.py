@@ -1,6 +1,7 @@
 """The layers of docs/architecture.md: rules that forbid, whatever the page says."""
 
 import ast
+import runpy
 import sys
 from collections import Counter
 from pathlib import Path
@@ -122,3 +123,27 @@ def test_other_packages_are_imported_only_where_they_may(name):
     allowed = {"torch", "numpy", "proxbit"} | EXTRAS.get(name.split(".")[0], set())
     used = {each.split(".")[0] for each in imports(MODULES[name].read_text(encoding="utf-8"))}
     assert used - allowed - set(sys.stdlib_module_names) == set()
+
+
+SOURCE = '''"""A module.
+
+Two lines."""
+
+X = 1  # one
+# two
+
+def f():
+    "Doc."
+    return (
+        2
+    )
+'''
+
+
+def test_comments_docstrings_and_blank_lines_are_no_code(capsys):
+    count = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))
+    assert count["code_lines"](SOURCE) == 5  # X, def, and the three lines of return
+    count["main"](PACKAGE)
+    total = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("total"))
+    physical = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files().values())
+    assert total.split()[1:4:2] == [str(len(files())), str(physical)]

@@ -330,7 +330,7 @@ def test_the_average_is_what_its_formula_says(place):
     assert trainer.average is not None
     for name, value in mine.items():
         torch.testing.assert_close(trainer.average.values[name].double(), value)
-    hard = trainer.evaluator.replica.model.state_dict()["3.weight"]
+    hard = trainer.evaluator.model.state_dict()["3.weight"]
     assert torch.equal(hard.sign(), mine["3.weight"].float().sign())  # it is what was measured
 
 

@@ -20,8 +20,8 @@ from proxbit.models import build
 from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
+from proxbit.train.network_state import quantizer_states
 from proxbit.train.precision import choose_precision, use_plain_attention
-from proxbit.train.replica import quantizer_states
 from proxbit.train.settings import parse_strength, resolve_method
 from proxbit.train.setup import PreparedRun, prepare, resolve
 from proxbit.util.compat import allow_torchvision

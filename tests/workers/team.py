@@ -20,7 +20,7 @@ from proxbit.cli.root import main
 from proxbit.train.config import Config
 from proxbit.train.divergence import Diverged, Interrupted
 from proxbit.train.fitting import evaluate, open_run, resume_run
-from proxbit.train.replica import full_state
+from proxbit.train.network_state import full_state
 from proxbit.train.trainer import Trainer
 
 NETWORK = """
@@ -121,7 +121,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     for record in trainer:
         records.append(replace(record, seconds=0.0).to_dict())
         if record.best:
-            model = trainer.evaluator.replica.model
+            model = trainer.evaluator.model
             best = {name: value.clone() for name, value in model.state_dict().items()}
     first = next(trainer.core.parameters())
     local = first.to_local() if hasattr(first, "to_local") else first

@@ -3,64 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from proxbit.cli.errors import MISTAKE, mistakes, say
-from proxbit.cli.train_commands import advising
+from proxbit.cli.errors import MISTAKE, advising, mistakes, say
+from proxbit.cli.options import FORCE, JSON, JSON_LINES, SIDE, SKELETON, Name, option, progress_bar
 from proxbit.util.text import visible
 
 MOST_THREADS = 1024
 _FILE = Annotated[
     str, typer.Argument(metavar="FILE", help="A file that proxbit pack or pb.save wrote.")
 ]
-_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SKELETON = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE.py:FUNCTION",
-        help="Function that builds the float model, if the file does not say how; it is executed.",
-    ),
-]
 _PRECISION = Annotated[
-    str, typer.Option(help="exact, or input8: faster, the inputs of BW layers rounded to 8 bits.")
-]
-
-SIDE = Annotated[
-    int,
-    typer.Option(min=1, help="Largest side, in pixels, of the images that the file may ask for."),
+    str, option("exact, or input8: faster, the inputs of BW layers rounded to 8 bits.")
 ]
 
 
 def pack(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", help="The file.", show_default="RUN/net.safetensors"),
-    ] = None,
+    out: Annotated[Name, option("The file.", "--out", "-o", shown="RUN/net.safetensors")] = None,
     float_rest: Annotated[
-        str,
-        typer.Option(help="Type of all that is not binary: float32, or float16 at half the size."),
+        str, option("Type of all that is not binary: float32, or float16 at half the size.")
     ] = "float32",
     tables: Annotated[
-        str,
-        typer.Option(
-            help="Type of embeddings and classifiers: float, or int8 at a quarter of the size."
-        ),
+        str, option("Type of embeddings and classifiers: float, or int8 at a quarter of the size.")
     ] = "float",
     precision: Annotated[
-        str,
-        typer.Option(
-            help="input8 also compares with BW inputs rounded to 8 bits; the file is the same."
-        ),
+        str, option("input8 also compares with BW inputs rounded to 8 bits; the file is the same.")
     ] = "exact",
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: FORCE = False,
 ) -> None:
     """Pack the best hard network of a run into one file with one bit per binary weight.
 
@@ -84,7 +60,7 @@ def pack(
         say(f"with inputs of 8 bits: {done.rounded}")
 
 
-def inspect(file: _FILE, as_json: _JSON = False) -> None:
+def inspect(file: _FILE, as_json: JSON = False) -> None:
     """Show what a packed file holds: its header, its layers, its true size.
 
     It runs nothing and does not build the network, so any packed file will do.
@@ -101,11 +77,11 @@ def inspect(file: _FILE, as_json: _JSON = False) -> None:
 def run(
     file: _FILE,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Image files.")],
-    top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
+    top: Annotated[int, option("How many classes to name.")] = 5,
     precision: _PRECISION = "exact",
     skeleton: SKELETON = None,
     largest_side: SIDE = 1024,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JSON_LINES = False,
 ) -> None:
     """Name what is in image files: the classes with the highest scores.
 
@@ -147,15 +123,13 @@ def _name(image: str, guesses: list[Any], as_json: bool) -> None:
 
 def bench(
     file: _FILE,
-    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 1,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of both networks.", show_default="torch's own")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 5.0,
+    batch_size: Annotated[int, option("Images per forward pass.")] = 1,
+    threads: Annotated[int | None, option("Threads of both networks.", shown="torch's own")] = None,
+    seconds: Annotated[float, option("How long to measure.")] = 5.0,
     precision: _PRECISION = "exact",
     skeleton: SKELETON = None,
     largest_side: SIDE = 1024,
-    as_json: _JSON = False,
+    as_json: JSON = False,
 ) -> None:
     """Time a packed network beside the same one in float32, on this machine.
 
@@ -177,7 +151,12 @@ def bench(
         shape = _shape(held.about, largest_side)
         packed = packed_network(file, held, skeleton, precision, largest_side)
         plain = float_network(file, held, skeleton, largest_side)
-        with _threads(threads), _bar() as watch:
+        columns = TextColumn("measuring"), BarColumn(20), TimeRemainingColumn()
+        with _threads(threads), progress_bar(*columns) as update:
+
+            def watch(share: float) -> None:
+                update(completed=share)
+
             found = measure(packed, plain, noise(batch_size, *shape), seconds, watch)
     typer.echo(json.dumps({"file": file} | found.to_dict())) if as_json else say(found)
 
@@ -213,15 +192,3 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, beside what is printed."""
-    console = Console(stderr=True)
-    columns = TextColumn("measuring"), BarColumn(20), TimeRemainingColumn()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda share: bar.update(task, completed=share)

@@ -1,10 +1,12 @@
-"""The voice of the commands: text that a terminal does not obey, mistakes in one sentence."""
+"""How commands speak and stop: text that a terminal does not obey, mistakes in one sentence."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import signal
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -12,7 +14,7 @@ import typer
 
 from proxbit.util.text import visible
 
-MISTAKE = 2
+MISTAKE, INTERRUPTED = 2, 130
 # Arguments of functions that are options of commands too. What only Python has stays as it is.
 _OPTIONS = (
     "batch_size", "bits", "float_rest", "image_size", "input_schedule", "largest_side", "only",
@@ -63,3 +65,29 @@ def mistakes() -> Iterator[None]:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
         fail(str(error))
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """Show advice as a sentence, not as a place in our source."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda m, *_, **__: say(f"note: {in_options(str(m))}", err=True)
+        yield
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask the run to stop after its step; a second one ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -6,31 +6,30 @@ from typing import Annotated
 
 import typer
 
-from proxbit.cli.engine_commands import SIDE, SKELETON
-from proxbit.cli.errors import mistakes, say
-from proxbit.cli.train_commands import advising
+from proxbit.cli.errors import advising, mistakes, say
+from proxbit.cli.options import FORCE, SIDE, SKELETON, option
 
 
 def export(
     source: Annotated[
         str, typer.Argument(metavar="RUN|FILE", help="Folder of a finished run, or a packed file.")
     ],
-    out: Annotated[str, typer.Option("--out", "-o", help="The ONNX file.")] = "net.onnx",
+    out: Annotated[str, option("The ONNX file.", "--out", "-o")] = "net.onnx",
     operators: Annotated[
         str,
-        typer.Option(
-            help="proxbit: one bit per weight, for ONNX Runtime with proxbit-runtime; standard: "
+        option(
+            "proxbit: one bit per weight, for ONNX Runtime with proxbit-runtime; standard: "
             "for every runtime, as large as floats; qonnx: for FINN and its family; matmulnbits: "
             "ONNX Runtime's own 2 bits for linear layers of BW."
         ),
     ] = "proxbit",
-    opset: Annotated[int, typer.Option(help="Version of the standard operators: 18 to 23.")] = 18,
+    opset: Annotated[int, option("Version of the standard operators: 18 to 23.")] = 18,
     fixed_batch: Annotated[
-        bool, typer.Option("--fixed-batch", help="Take one input at a time: a batch of 1, fixed.")
+        bool, option("Take one input at a time: a batch of 1, fixed.", "--fixed-batch")
     ] = False,
     skeleton: SKELETON = None,
     largest_side: SIDE = 1024,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: FORCE = False,
 ) -> None:
     """Write a network as ONNX, to run it without torch.
 

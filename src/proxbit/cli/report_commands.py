@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from proxbit.cli.errors import mistakes, say
+from proxbit.cli.options import Name, option
 
 
 def report(
@@ -14,12 +15,10 @@ def report(
         list[str], typer.Argument(metavar="FOLDER...", help="Folders that proxbit reproduce wrote.")
     ],
     out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="FILE.html, .md or .csv; replaced."),
+        Name, option("FILE.html, .md or .csv; replaced.", "--out", "-o", metavar="FILE")
     ] = None,
     form: Annotated[
-        str | None,
-        typer.Option("--format", help="html, markdown or csv.", show_default="by -o, or markdown"),
+        Name, option("html, markdown or csv.", "--format", shown="by -o, or markdown")
     ] = None,
 ) -> None:
     """Show results beside the paper's: tables, curves, sizes, verdicts, and its claims.

@@ -11,67 +11,58 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from rich.console import Console
 
-from proxbit.cli.errors import MISTAKE, mistakes, say
-from proxbit.cli.train_commands import INTERRUPTED
+from proxbit.cli.errors import INTERRUPTED, MISTAKE, mistakes, say
+from proxbit.cli.options import Name, option
 
 BROKEN = 1
 
 
-def _help(text: str, shown: str | None = None, metavar: str | None = None) -> Any:
-    """An option, with what stands for a default of None."""
-    return typer.Option(help=text, show_default=shown or False, metavar=metavar)
-
-
-def _count(text: str) -> Any:
-    return typer.Option(min=1, help=text, show_default="by preset")
-
-
-Name: TypeAlias = str | None
+_by_preset = partial(option, shown="by preset")
+_count = partial(_by_preset, min=1)
 Several: TypeAlias = list[str] | None
 Count: TypeAlias = int | None
 Grid = Annotated[Name, typer.Argument(metavar="GRID", help="cnn, ptb, ...; none lists them all.")]
 Data = Annotated[
-    Several, _help("Images, as in train; one ROW=DATA for each row.", metavar="[ROW=]DATA")
+    Several, option("Images, as in train; one ROW=DATA for each row.", metavar="[ROW=]DATA")
 ]
 Weights = Annotated[
-    Several, _help("Float weights that fine-tuning starts from.", metavar="[ROW=]FILE")
+    Several, option("Float weights that fine-tuning starts from.", metavar="[ROW=]FILE")
 ]
 Teacher = Annotated[
-    Several, _help("Float networks to learn from (distillation).", metavar="[ROW=]FILE")
+    Several, option("Float networks to learn from (distillation).", metavar="[ROW=]FILE")
 ]
 Seeds = Annotated[
-    Name, _help("Seeds with commas, one run for each: 0,1,2.", "0; the paper's own with paper")
+    Name,
+    option("Seeds with commas, one run for each: 0,1,2.", shown="0; the paper's own with paper"),
 ]
 FloatEpochs = Annotated[Count, _count("Epochs of the float network, without --weights.")]
-Measure = Annotated[
-    bool | None, typer.Option("--measure/--no-measure", help="Pack and time each network.")
-]
+Measure = Annotated[bool | None, option("Pack and time each network.", "--measure/--no-measure")]
 
 
 def reproduce(
     grid: Grid = None,
-    rows: Annotated[Name, _help("Rows or globs of rows, with commas.", "all")] = None,
-    preset: Annotated[str, typer.Option(help="Size of runs: smoke, small or paper.")] = "smoke",
+    rows: Annotated[Name, option("Rows or globs of rows, with commas.", shown="all")] = None,
+    preset: Annotated[str, option("Size of runs: smoke, small or paper.")] = "smoke",
     data: Data = None,
     weights: Weights = None,
     teacher: Teacher = None,
     seeds: Seeds = None,
-    methods: Annotated[Name, _help("Columns, with commas.", "all")] = None,
-    tasks: Annotated[Name, _help("Tasks with commas: BW,BWA,BWAA.", "all")] = None,
-    pipelines: Annotated[Name, _help("Pipelines with commas: FT,E2E.", "both")] = None,
-    model: Annotated[Name, _help("Model to train instead of the preset's.", "by preset")] = None,
+    methods: Annotated[Name, option("Columns, with commas.", shown="all")] = None,
+    tasks: Annotated[Name, option("Tasks with commas: BW,BWA,BWAA.", shown="all")] = None,
+    pipelines: Annotated[Name, option("Pipelines with commas: FT,E2E.", shown="both")] = None,
+    model: Annotated[Name, _by_preset("Model to train instead of the preset's.")] = None,
     epochs: Annotated[Count, _count("Epochs of each run.")] = None,
     float_epochs: FloatEpochs = None,
     max_steps_per_epoch: Annotated[Count, _count("Largest number of steps per epoch.")] = None,
     image_size: Annotated[Count, _count("Side of the images that the model gets.")] = None,
-    settings: Annotated[Name, _help("default or paper strengths and scales.", "by preset")] = None,
-    data_root: Annotated[str, typer.Option(help="Folder that holds CIFAR.")] = "data",
+    settings: Annotated[Name, _by_preset("default or paper strengths and scales.")] = None,
+    data_root: Annotated[str, option("Folder that holds CIFAR.")] = "data",
     measure: Measure = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Stay on the CPU.")] = False,
-    on: Annotated[Name, _help("Run the cells on a Ray cluster.", metavar="ADDRESS")] = None,
-    cpus: Annotated[float, typer.Option(help="Cores of each cell on the cluster.")] = 1.0,
-    gpus: Annotated[float, typer.Option(help="GPUs of each cell, or its share of one.")] = 0.0,
-    out: Annotated[str, typer.Option(help="Folder of the results.")] = "results",
+    cpu: Annotated[bool, option("Stay on the CPU.", "--cpu")] = False,
+    on: Annotated[Name, option("Run the cells on a Ray cluster.", metavar="ADDRESS")] = None,
+    cpus: Annotated[float, option("Cores of each cell on the cluster.")] = 1.0,
+    gpus: Annotated[float, option("GPUs of each cell, or its share of one.")] = 0.0,
+    out: Annotated[str, option("Folder of the results.")] = "results",
 ) -> None:
     """Run a table or figure of the paper; without arguments, list them all.
 

@@ -1,50 +1,36 @@
-"""The command line: all commands come together here; those of the theory live here."""
+"""The command line: all commands come together here."""
 
 from __future__ import annotations
 
-import json
 import warnings
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from proxbit._version import __version__
-from proxbit.cli import (
-    engine_commands as cli_engine,
-)
-from proxbit.cli import (
-    export_commands as cli_export,
-)
-from proxbit.cli import (
-    report_commands as cli_report,
-)
-from proxbit.cli import (
-    reproduce_commands as cli_experiments,
-)
-from proxbit.cli import (
-    select_commands as cli_select,
-)
-from proxbit.cli import (
-    train_commands as cli_train,
-)
-from proxbit.cli.errors import fail, in_options, say
-from proxbit.core import methods as catalogue
-from proxbit.core.methods import METHODS, Method
+from proxbit.cli.engine_commands import bench, inspect, pack, run
+from proxbit.cli.errors import mistakes, say
+from proxbit.cli.export_commands import export
+from proxbit.cli.report_commands import report
+from proxbit.cli.reproduce_commands import reproduce
+from proxbit.cli.select_commands import select
+from proxbit.cli.theory_commands import check, methods
+from proxbit.cli.train_commands import demo, evaluate, show, train
 from proxbit.kernels import inference as kernels
 from proxbit.kernels.library import choice
-from proxbit.theory import Verdict, formulas, pictures, repair
-from proxbit.theory import check as check_pair
-from proxbit.theory.axis import REACH
-from proxbit.util.figures import check_place
-from proxbit.util.text import numbers, table
 
+COMMANDS = (
+    check, methods, train, evaluate, show, pack, inspect, run, bench, export, reproduce, report,
+    select, demo,
+)  # fmt: skip
 app = typer.Typer(
     help="One-bit neural networks: train them, pack them, run them, check their pairs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-EXITS = {"admitted": 0, "admitted in part": 3, "refused": 3, "not resolved": 4}
+for command in COMMANDS:
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
@@ -55,12 +41,9 @@ def _version(wanted: bool) -> None:
 
 def _kernels() -> str:
     """The kernels in use: an install without a compiler succeeds, and pip hides its warning."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mistakes():  # PROXBIT_KERNELS may ask for what is not here
         warnings.simplefilter("ignore", kernels.KernelWarning)
-        try:
-            found = kernels.isa()
-        except ValueError as error:  # PROXBIT_KERNELS asks for what is not here
-            fail(str(error))
+        found = kernels.isa()
     if found != "torch":
         return f"kernels: {found}"
     if choice() == "torch":
@@ -77,164 +60,6 @@ def _root(
         ),
     ] = False,
 ) -> None: ...
-
-
-@app.command()
-def check(
-    pair: Annotated[
-        str,
-        typer.Argument(help="A method (bnn+, ede, ...) or FILE.py:NAME. Your file is executed."),
-    ],
-    strength: Annotated[
-        str | None,
-        typer.Option(help="One strength (5) or a range (1:30); a method's own range by default."),
-    ] = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw the pair into FILE.png or FILE.svg; for a range, at its middle strength.",
-        ),
-    ] = None,
-    within: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOW:HIGH", help="Range of weights to look at; -1000:1000 by default."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
-) -> None:
-    """Ask Corollary 1 whether a pair optimizes a real objective.
-
-    A method is judged phase by phase: which share of its steps trains which pair.
-
-    Exit status: 0 admitted, 3 refused (all or a part of the run), 4 not resolved, 2 a mistake in
-    the call.
-
-    proxbit check bnn+
-
-    proxbit check my_pairs.py:soft_sign --strength 1:30 --json
-    """
-    try:
-        found = catalogue.method(pair)
-        at = None if strength is None else _range(strength)
-        if plot is not None:
-            check_place(plot)
-        verdict = check_pair(found, at, within=_reach(within))
-        drawn = None if plot is None else _draw(found, at, verdict.strengths, plot)
-    except (ValueError, TypeError, OSError) as error:
-        fail(str(error))
-    if as_json:
-        typer.echo(json.dumps(verdict.to_dict()))
-    else:
-        say(_told(verdict))
-        if verdict.answer == "refused":
-            _suggest(found, verdict.strengths)
-        if drawn is not None:
-            say(f"drawn at strength {drawn:.3g}: {plot}")
-    raise typer.Exit(EXITS[verdict.answer])
-
-
-def _told(verdict: Verdict) -> str:
-    """The verdict in a line, or in one for each phase."""
-    if len(verdict.phases) < 2:
-        return in_options(f"{verdict.name}: {verdict}")
-    lines = [f"{verdict.name}: {verdict.answer}", *map(str, verdict.phases)]
-    return in_options("\n  ".join(lines))
-
-
-def _draw(
-    found: Method,
-    at: float | tuple[float, float] | None,
-    strengths: tuple[float, ...],
-    plot: str,
-) -> float:
-    """The picture of a pair at the middle of the strengths looked at, and that strength."""
-    if not strengths:  # refused by its rule: its pair was not looked at
-        middle = float(found.schedule(0.5))
-        strengths = check_pair(found.pair, at if at is not None else middle).strengths
-    strength = strengths[len(strengths) // 2]
-    pictures.draw(found.pair, strength, plot)
-    return strength
-
-
-def _suggest(found: Method, strengths: tuple[float, ...]) -> None:
-    if not strengths:
-        return
-    for option in repair(found.pair, strengths[-1]):
-        say(f"  admitted instead: {option}")
-
-
-@app.command()
-def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON.")] = False,
-) -> None:
-    """List every method: what the network sees (F), the gradient's factor (B), and its verdict."""
-    rows = [_about(key, method) for key, method in METHODS.items()]
-    typer.echo(json.dumps(rows) if as_json else _in_columns(rows))
-
-
-def _in_columns(rows: list[dict[str, Any]]) -> str:
-    """The methods as a table with short formulas, and those written out below it."""
-    used = [formula for method in METHODS.values() for formula in formulas.formulas(method)]
-    short = {formula.full: formula.short for formula in used}
-    head = ("name", "F", "B", "strength", "rule", "verdict")
-    words = short | {"admitted in part": "in part"}
-    cells = [[words.get(row[column], row[column]) for column in head] for row in rows]
-    written_out = [full for full in short if full != short[full]]
-    return "\n".join([table(head, cells), "", *written_out, formulas.LETTERS, formulas.SIGNS])
-
-
-def _about(key: str, method: Method) -> dict[str, Any]:
-    """One method as plain data, in the words of docs/methods.md."""
-    forward, backward = formulas.formulas(method)
-    verdict = check_pair(method)
-    return {
-        "name": key,
-        "method": method.name,
-        "F": forward.full,
-        "B": backward.full,
-        "strength": formulas.strength(method),
-        "inputs": formulas.input_strength(method),
-        "unit": method.unit,
-        "scale": str(method.scale),
-        "rule": formulas.RULES[method.rule],
-        "verdict": verdict.answer,
-        "phases": [phase.to_dict() for phase in verdict.phases],
-        "reasons": list(verdict.reasons),
-    }
-
-
-def _reach(text: str | None) -> tuple[float, float]:
-    """'-10:10'."""
-    match (-REACH, REACH) if text is None else numbers(text):
-        case [low, high]:
-            return low, high
-    raise ValueError(f"a range of weights is LOW:HIGH, such as -10:10, not {text!r}")
-
-
-def _range(text: str) -> float | tuple[float, float]:
-    """'5' or '1:30'."""
-    match numbers(text):
-        case [one]:
-            return one
-        case [low, high]:
-            return low, high
-    raise ValueError(f"a strength is a number or LOW:HIGH, such as 5 or 1:30, not {text!r}")
-
-
-app.command()(cli_train.with_options(cli_train.train))
-app.command()(cli_train.evaluate)
-app.command()(cli_train.show)
-app.command()(cli_engine.pack)
-app.command()(cli_engine.inspect)
-app.command()(cli_engine.run)
-app.command()(cli_engine.bench)
-app.command()(cli_export.export)
-app.command()(cli_experiments.reproduce)
-app.command()(cli_report.report)
-app.command()(cli_select.select)
-app.command()(cli_train.demo)
 
 
 def main() -> None:

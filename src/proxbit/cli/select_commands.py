@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 
-from proxbit.cli.errors import fail, mistakes, say
-from proxbit.cli.train_commands import INTERRUPTED, advising, stopping, with_options
+from proxbit.cli.errors import INTERRUPTED, advising, fail, mistakes, say, stopping
+from proxbit.cli.options import JSON, Name, next_folder, option, progress_bar
+from proxbit.cli.train_commands import with_options
 from proxbit.train.config import Config, read_config
 from proxbit.util.text import visible
 
@@ -34,34 +33,27 @@ _OF_TRAIN: dict[str, dict[str, str]] = {
 @partial(with_options, only=_OF_TRAIN)
 def select(
     given: dict[str, Any],
-    minutes: Annotated[
-        float | None, typer.Option(help="Time for everything.", show_default="10")
-    ] = None,
+    minutes: Annotated[float | None, option("Time for everything.", shown="10")] = None,
     methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Methods to try, with commas, whatever their verdict.",
-            show_default="all that the theory admits",
+        Name,
+        option(
+            "Methods to try, with commas, whatever their verdict.",
+            shown="all that the theory admits",
         ),
     ] = None,
     own: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A Pair or Method of yours; the file is executed. May be repeated.",
             metavar="FILE.py:NAME",
-            help="A Pair or Method of yours; the file is executed. May be repeated.",
         ),
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="All other options of train, from a config.json."),
+        Name, option("All other options of train, from a config.json.", metavar="FILE")
     ] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Folder to resume from.", show_default="runs/select-N")
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Continue the selection in DIR.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    out: Annotated[Name, option("Folder to resume from.", shown="runs/select-N")] = None,
+    resume: Annotated[Name, option("Continue the selection in DIR.", metavar="DIR")] = None,
+    as_json: JSON = False,
 ) -> None:
     """Try the methods on your model and data, and recommend one, within a time budget.
 
@@ -79,7 +71,7 @@ def select(
         if resume is not None:
             _refuse_others(given | asked | {"out": out, "config": config})
         wanted = replace(Config() if config is None else read_config(config), **given)
-        choice = _follow(wanted, _there(asked), resume, out or next_folder(), as_json)
+        choice = _follow(wanted, _there(asked), resume, out or next_folder("runs/select-"), as_json)
     typer.echo(json.dumps(choice.to_dict())) if as_json else say(f"\n{choice}")
 
 
@@ -102,14 +94,6 @@ def _refuse_others(options: dict[str, Any]) -> None:
         raise ValueError(f"--resume continues what was asked: leave out {names}")
 
 
-def next_folder() -> str:
-    """runs/select-1, or the first number that is free."""
-    number = 1
-    while Path(f"runs/select-{number}").exists():
-        number += 1
-    return f"runs/select-{number}"
-
-
 def _follow(
     config: Config, asked: dict[str, Any], resume: str | None, out: str, quiet: bool
 ) -> Any:
@@ -118,7 +102,12 @@ def _follow(
     from proxbit.train.divergence import Interrupted
 
     console = Console(soft_wrap=True, markup=False, emoji=False, highlight=False, quiet=quiet)
-    with stopping() as stop, advising(), _bar() as watch:
+    columns = TextColumn("{task.description}"), BarColumn(20), TextColumn("of the time")
+    with stopping() as stop, advising(), progress_bar(*columns) as update:
+
+        def watch(words: str, share: float) -> None:
+            update(description=words, completed=share)
+
         if resume is not None:
             records = resume_select(resume, watch, stop)
         else:
@@ -143,15 +132,3 @@ def _show(records: Iterator[Any], console: Console) -> Any:
             return record
         console.print(LINE.format(*map(visible, trial_row(record))))
     raise AssertionError("a selection ends with a choice")
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, float], None]]:
-    """Show on a terminal what is tried, and how much of the time is used."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(20), TextColumn("of the time")
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda words, share: bar.update(task, description=words, completed=share)

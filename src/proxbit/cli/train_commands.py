@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import signal
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -16,11 +13,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from proxbit.cli.errors import fail, in_options, mistakes, say
+from proxbit.cli.errors import INTERRUPTED, advising, fail, in_options, mistakes, say, stopping
+from proxbit.cli.options import JSON_LINES, RUNS, Name, next_folder, option
 from proxbit.train.config import Config, read_config
 from proxbit.util.text import visible
 
-INTERRUPTED = 130
 DIVERGED = 4
 _HINTS = get_type_hints(Config)
 
@@ -68,25 +65,17 @@ def _option(name: str, default: Any, metadata: Any) -> inspect.Parameter:
     )
 
 
+@with_options
 def train(
     given: dict[str, Any],
-    out: Annotated[
-        str | None, typer.Option(help="Folder of the run.", show_default="runs/N, the next free")
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Continue the run in DIR exactly.")
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Options from a config.json of a run.")
-    ] = None,
+    out: Annotated[Name, option("Folder of the run.", shown="runs/N, the next free")] = None,
+    resume: Annotated[Name, option("Continue the run in DIR exactly.", metavar="DIR")] = None,
+    config: Annotated[Name, option("Options from a config.json of a run.", metavar="FILE")] = None,
     accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes", help="Resume even if config.json or metrics.jsonl was changed."
-        ),
+        bool, option("Resume even if config.json or metrics.jsonl was changed.", "--accept-changes")
     ] = False,
-    quiet: Annotated[bool, typer.Option(help="Lines only, no bar: for log files.")] = False,
-    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard events.")] = False,
+    quiet: Annotated[bool, option("Lines only, no bar: for log files.")] = False,
+    tensorboard: Annotated[bool, option("Also write TensorBoard events.")] = False,
 ) -> None:
     """Train a network with one-bit weights, from one command to the hard result.
 
@@ -113,7 +102,7 @@ def train(
             if accept_changes:
                 raise ValueError("--accept-changes is for a run that goes on: give --resume DIR")
             wanted = replace(Config() if config is None else read_config(config), **given)
-            trainer = open_run(wanted, out or next_folder(), sys.argv)
+            trainer = open_run(wanted, out or next_folder("runs/"), sys.argv)
     _run(trainer, quiet, tensorboard)
 
 
@@ -128,14 +117,6 @@ def refuse_contradictions(folder: str, given: dict[str, Any]) -> None:
                 f"the run in {folder!r} has {name} {getattr(kept, name)!r}, not {value!r}: resume "
                 "without that option, or begin a new run"
             )
-
-
-def next_folder() -> str:
-    """runs/1, or the first number that is free."""
-    number = 1
-    while Path(f"runs/{number}").exists():
-        number += 1
-    return f"runs/{number}"
 
 
 def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
@@ -200,38 +181,10 @@ def describe(config: Config) -> str:
     )
 
 
-@contextmanager
-def advising() -> Iterator[None]:
-    """Show advice as a sentence, not as a place in our source."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda m, *_, **__: say(f"note: {in_options(str(m))}", err=True)
-        yield
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask the run to stop after its step; a second one ends it at once."""
-    asked: list[int] = []
-
-    def ask(number: int, _: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
 def evaluate(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    part: Annotated[
-        str, typer.Option(help="test, or validation if the run has a --val-split.")
-    ] = "test",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    runs: RUNS,
+    part: Annotated[str, option("test, or validation if the run has a --val-split.")] = "test",
+    as_json: JSON_LINES = False,
 ) -> None:
     """Measure the best hard network of runs on their test images."""
     from proxbit.train.fitting import evaluate as measure
@@ -246,11 +199,11 @@ def evaluate(
 
 
 def show(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: RUNS,
     plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw their curves into FILE.png or .svg.")
+        Name, option("Draw their curves into FILE.png or .svg.", metavar="FILE")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    as_json: JSON_LINES = False,
 ) -> None:
     """Compare runs: options, progress, soft and hard accuracy."""
     from proxbit.train.showing import RunView, compare, draw_runs
@@ -268,9 +221,7 @@ def show(
         say(f"drawn: {plot}")
 
 
-def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Only show that it works.")] = False,
-) -> None:
+def demo(quick: Annotated[bool, option("Only show that it works.", "--quick")] = False) -> None:
     """Binarize a small ResNet on the embedded images, compare, pack: two to three minutes."""
     from proxbit.cli.demo import demo as run
 

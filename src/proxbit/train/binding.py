@@ -8,8 +8,7 @@ from typing import Any
 
 from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
 from proxbit.train.config import Config
-from proxbit.train.progress import Progress
-from proxbit.train.records import Record
+from proxbit.train.records import Progress, Record
 from proxbit.util.text import few, last_part
 
 ASIDE = ("data_root", "download", "workers", "cpu", "fsdp")  # where and how fast, not what

@@ -15,8 +15,9 @@ from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
 from proxbit.train.config import Config
 from proxbit.train.distributed import Distributed
+from proxbit.train.evaluation import count_right
+from proxbit.train.network_state import restore_quantizers
 from proxbit.train.records import Record, Result, keep_records, read_records
-from proxbit.train.replica import count_right, restore_quantizers
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import PreparedRun, prepare
 from proxbit.train.stages import FLOAT, FOLDERS, float_stage_done, read_float_network, stage_configs

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from proxbit.util.modes import eval_mode, hooked
+
 MOST_IMAGES = 20_000
 DECAY = 0.01  # of standardized weights; of 0.0001 to 0.1 the best on images held back
 
@@ -53,17 +55,12 @@ def _features(model: nn.Module, head: nn.Linear, batches: Iterable[Any]) -> tupl
     seen: list[Tensor] = []
     labels: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
-    training = model.training
-    try:
-        model.eval()
+    with hooked([hook]), eval_mode(model):
         for x, y in batches:
             model(x)
             labels.append(y)
             if sum(map(len, labels)) >= MOST_IMAGES:
                 break
-    finally:
-        hook.remove()
-        model.train(training)
     return torch.cat(seen), torch.cat(labels)
 
 

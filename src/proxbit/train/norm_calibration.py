@@ -16,7 +16,7 @@ from proxbit.binarization.conversion import restore
 from proxbit.nn.attention_norm import EPS, NAME, attention_norms, attentions, output_width
 from proxbit.nn.model_weights import binary_weights
 from proxbit.nn.probing import call
-from proxbit.util.modes import eval_mode
+from proxbit.util.modes import eval_mode, hooked
 
 
 def calibrate_norms(
@@ -123,20 +123,17 @@ def _note(line: _Line, _: nn.Module, args: Any, output: Any) -> None:
 def _passed_by(found: Iterable[nn.Module], hooks: Iterable[Any]) -> Iterator[None]:
     """Hook the outputs of the attentions, whose norms (if any) do nothing meanwhile."""
     norms = {attention: attention._modules.get(NAME) for attention in found}
-    handles = [
-        attention.register_forward_hook(hook) for attention, hook in zip(norms, hooks, strict=True)
-    ]
+    handles = [a.register_forward_hook(hook) for a, hook in zip(norms, hooks, strict=True)]
     try:
         for attention, norm in norms.items():
             if norm is not None:
                 attention._modules[NAME] = nn.Identity()
-        yield
+        with hooked(handles):
+            yield
     finally:
         for attention, norm in norms.items():
             if norm is not None:
                 attention._modules[NAME] = norm
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

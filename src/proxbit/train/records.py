@@ -1,4 +1,4 @@
-"""The records of a run: one per epoch, as an object and as a line of metrics.jsonl."""
+"""The numbers of a run: one record per epoch, the progress in a checkpoint, the final figures."""
 
 from __future__ import annotations
 
@@ -100,6 +100,31 @@ class Result:
     seconds: _Number
 
 
+@dataclass
+class Progress:
+    """All that changes in a run besides tensors, as a checkpoint holds it.
+
+    Attributes:
+        step: Optimizer steps done.
+        loss: Sum of the losses of this epoch.
+        seconds: Time that this epoch has taken.
+        spent: Time that all epochs before it have taken.
+        best: The best hard accuracy so far, -1 before the first.
+        start: Accuracy of the float network that the run began with; None from random weights.
+        soft: Accuracy when the network was last measured before it was made hard.
+        hardened: Accuracy of that network, hardened at once.
+    """
+
+    step: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    spent: float = 0.0
+    best: float = -1.0
+    start: float | None = None
+    soft: float | None = None
+    hardened: float | None = None
+
+
 def read_records(path: Path) -> list[Record]:
     """The records of a metrics file; a last line that a kill cut off does not count."""
     return [record_from(Record, values, where) for where, values in read_lines(path)]
@@ -110,3 +135,11 @@ def keep_records(path: Path, records: list[Record], step: int) -> None:
     kept = [record for record in records if record.step <= step]
     text = "".join(json.dumps(record.to_dict()) + "\n" for record in kept)
     write_atomically(path, text.encode())
+
+
+def read_progress(values: Any, steps: int) -> Progress:
+    """The progress in a checkpoint of a run of ``steps`` steps, or one sentence."""
+    progress = record_from(Progress, values, "its progress")
+    if not 0 <= progress.step <= steps:
+        raise ValueError(f"it was written at step {progress.step}, and the run has {steps} steps")
+    return progress

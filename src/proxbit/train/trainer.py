@@ -30,10 +30,7 @@ from proxbit.train.evaluation import Evaluator
 from proxbit.train.head_fitting import fit_head
 from proxbit.train.loss import Loss
 from proxbit.train.lr_schedules import lr_at, make_optimizer, set_lr
-from proxbit.train.precision import use_plain_attention
-from proxbit.train.progress import Progress, read_progress
-from proxbit.train.records import Record, Result
-from proxbit.train.replica import (
+from proxbit.train.network_state import (
     Average,
     SignSnapshot,
     freeze_hard_shifts,
@@ -41,6 +38,8 @@ from proxbit.train.replica import (
     quantizer_states,
     restore_quantizers,
 )
+from proxbit.train.precision import use_plain_attention
+from proxbit.train.records import Progress, Record, Result, read_progress
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import PreparedRun, prepare
 from proxbit.util.jsonl import append_line
@@ -269,7 +268,7 @@ class Trainer:
         self.progress.hardened = self.evaluator.measure_hard()
         harden(self.core)
         with torch.no_grad():
-            fresh = self.evaluator.replica.model.buffers()
+            fresh = self.evaluator.model.buffers()
             for mine, value in zip(self.core.buffers(), fresh, strict=True):
                 mine.copy_(value)  # batch-norm statistics of the hard network
         freeze_hard_shifts(self.core)
@@ -315,7 +314,7 @@ class Trainer:
     def _keep_best(self, record: Record) -> None:
         """The best hard network, as an ordinary state_dict."""
         if self.folder is not None and self.dist.main:
-            model = self.evaluator.replica.model
+            model = self.evaluator.model
             state = {"quantizers": quantizer_states(model), "record": record.to_dict()}
             state |= bound(self.config)
             save_checkpoint(self.folder.model, model.state_dict(), state)

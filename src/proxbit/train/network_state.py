@@ -1,19 +1,15 @@
-"""A copy of the network that is evaluated, soft and hard, while the original trains on."""
+"""The state of a network that trains: its quantizers, its tensors, their average, its signs."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import binary_weights, named_quantizers, quantizers
-from proxbit.binarization.hardening import harden, recalibrate
+from proxbit.binarization.conversion import binary_weights, named_quantizers
 from proxbit.core import maps
 from proxbit.nn.quantizers import whole
 from proxbit.train.checkpoint import beside
@@ -57,39 +53,6 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: whole(value) for name, value in model.state_dict().items()}
 
 
-class Replica:
-    """A whole, unsharded copy of the network, to be brought up to date and measured."""
-
-    def __init__(self, model: nn.Module) -> None:
-        """Copy the model before it is wrapped."""
-        self.model = copy.deepcopy(model)
-
-    def follow(self, model: nn.Module, average: Average | None = None) -> None:
-        """Become a copy of the present network, or of its average if one is kept."""
-        state = full_state(model)
-        if average is not None:
-            state |= average.whole()
-        with torch.no_grad():
-            for name, value in self.model.state_dict().items():
-                value.copy_(state[name])
-        restore_quantizers(self.model, quantizer_states(model))
-        self.model.eval()
-
-    def harden(self, batches: Iterable[Any], count: int) -> None:
-        """Become hard, with batch-norm statistics that fit."""
-        if all(q.hard for q in quantizers(self.model)):
-            return
-        harden(self.model)
-        self.recalibrate(batches, count)
-
-    def recalibrate(self, batches: Iterable[Any], count: int) -> None:
-        """Refresh the running statistics of norms that keep them."""
-        kind = nn.modules.batchnorm._BatchNorm
-        norms = [m for m in self.model.modules() if isinstance(m, kind) and m.track_running_stats]
-        if count and norms:
-            recalibrate(self.model, islice(batches, count))
-
-
 class Average:
     """An exponential average of the parameters; sharded where they are."""
 
@@ -129,7 +92,8 @@ class SignSnapshot:
     def of(model: nn.Module) -> SignSnapshot:
         """The signs now: of the quantized weight, as ``harden`` would take them."""
         with torch.no_grad():
-            return SignSnapshot({n: maps.sign(q).to(torch.int8) for n, q in _quantized(model)})
+            seen = {w.name: w.quantizer.proximal(w.latent) for w in binary_weights(model)}
+            return SignSnapshot({name: maps.sign(q).to(torch.int8) for name, q in seen.items()})
 
     def flips(self, other: SignSnapshot) -> float:
         """The share that differs."""
@@ -138,19 +102,3 @@ class SignSnapshot:
             int((value != other.values[name]).sum()) for name, value in self.values.items()
         )
         return different / max(count, 1)
-
-
-def _quantized(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for weight in binary_weights(model):
-        yield weight.name, weight.quantizer.proximal(weight.latent)
-
-
-@torch.inference_mode()
-def count_right(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[int, int]:
-    """How many images of these batches the model gets right, and how many there are."""
-    right = seen = 0
-    for x, y in batches:
-        if len(y):
-            right += int((model(x).argmax(1) == y).sum())
-            seen += len(y)
-    return right, seen
