@@ -7,6 +7,7 @@
 
 #include "activation.hpp"
 #include "backend.hpp"
+#include "follow.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
 #include "window.hpp"
@@ -17,8 +18,9 @@ const BinaryKernels& binary_kernels() { return backend().binary; }
 
 int64_t padded_bytes(int64_t row_bytes) { return round_up(row_bytes, binary_kernels().step); }
 
-// Below this many products a second thread costs more than it brings.
-static constexpr int64_t kProductsPerThread = 50'000'000;
+// Below this much work a second thread costs more than it brings: products, where writing an output takes as
+// long as so many of them.
+static constexpr int64_t kWorkPerThread = 20'000'000, kOutput = 200;
 
 static bool has_panels(int64_t outputs, int64_t row_bytes) {
   return outputs >= 1 && row_bytes >= 1 && row_bytes <= kMostRowBytes && countable({outputs, kPanel, row_bytes});
@@ -28,7 +30,8 @@ static size_t panel_bytes(int64_t outputs, int64_t row_bytes) {
   return static_cast<size_t>(binary_kernels().layout.bytes(outputs, padded_bytes(row_bytes)));
 }
 
-bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits) {
+bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits, const pb_following* then) {
+  if (then && (!out || !sound(*then))) return false;
   if (!layer || layer->groups < 1 || !has_panels(layer->outputs, layer->row_bytes)) return false;
   if (!layer->panels || !layer->scale || (!out == !out_bits)) return false;
   if (layer->products < 1 || layer->products > 8 * layer->row_bytes) return false;
@@ -62,8 +65,8 @@ Product product_of(const pb_binary& layer, int64_t group) {
 }
 
 int useful_threads(const pb_binary& layer, int64_t rows, int threads) {
-  const int64_t work = rows * layer.outputs * layer.groups * layer.row_bytes * 8;
-  return static_cast<int>(std::clamp<int64_t>(work / kProductsPerThread, 1, std::max(threads, 1)));
+  const int64_t work = rows * layer.outputs * layer.groups * (layer.row_bytes * 8 + kOutput);
+  return static_cast<int>(std::clamp<int64_t>(work / kWorkPerThread, 1, std::max(threads, 1)));
 }
 
 // Rows that one thread takes at a time: enough to pay for splitting a panel, few enough for L2.
@@ -75,9 +78,10 @@ int64_t rows_at_once(int64_t rows, int64_t row_bytes, int threads) {
   return round_up((rows + blocks - 1) / std::max<int64_t>(blocks, 1), tile);
 }
 
-Sink sink_at(float* out, uint8_t* out_bits, int64_t width, int64_t row, int64_t column) {
-  const int64_t stride = out_bits ? (width + 7) / 8 : width;
-  return {out ? out + row * stride + column : nullptr, out_bits ? out_bits + row * stride : nullptr, stride};
+Sink sink_at(const Output& out, int64_t width, int64_t row, int64_t column) {
+  const int64_t stride = out.bits ? (width + 7) / 8 : width;
+  return {out.values ? out.values + row * stride + column : nullptr, out.bits ? out.bits + row * stride : nullptr,
+          stride};
 }
 
 namespace {
@@ -109,8 +113,8 @@ void linear_rows(const pb_binary& layer, const LinearInput& input, uint8_t* to, 
 }
 
 // Few rows: each thread takes some panels and looks at every row.
-void linear_by_panels(const pb_binary& layer, const LinearInput& input, int64_t rows, float* out,
-                      uint8_t* out_bits, int threads) {
+void linear_by_panels(const pb_binary& layer, const LinearInput& input, int64_t rows, const Output& out,
+                      int threads) {
   const Product product = product_of(layer, 0);
   static thread_local Scratch scratch;
   uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(rows * product.row_bytes));
@@ -118,13 +122,14 @@ void linear_by_panels(const pb_binary& layer, const LinearInput& input, int64_t 
   const int64_t panels = panels_of(layer.outputs), parts = std::min<int64_t>(threads, panels);
   for_parts(parts, threads, [&](int64_t part) {
     binary_kernels().multiply(product, bits, rows, panels * part / parts, panels * (part + 1) / parts,
-                              sink_at(out, out_bits, layer.outputs, 0, 0));
+                              sink_at(out, layer.outputs, 0, 0));
   });
+  if (out.then) follow(*out.then, out.values, rows, layer.outputs, threads);
 }
 
 // Many rows: each thread takes a block of rows through all panels.
-void linear_by_rows(const pb_binary& layer, const LinearInput& input, int64_t rows, float* out,
-                    uint8_t* out_bits, int threads) {
+void linear_by_rows(const pb_binary& layer, const LinearInput& input, int64_t rows, const Output& out,
+                    int threads) {
   const Product product = product_of(layer, 0);
   const int64_t block = rows_at_once(rows, product.row_bytes, threads);
   for_parts((rows + block - 1) / block, threads, [&](int64_t part) {
@@ -133,7 +138,8 @@ void linear_by_rows(const pb_binary& layer, const LinearInput& input, int64_t ro
     uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(count * product.row_bytes));
     linear_rows(layer, input, bits, first, count);
     binary_kernels().multiply(product, bits, count, 0, panels_of(layer.outputs),
-                              sink_at(out, out_bits, layer.outputs, first, 0));
+                              sink_at(out, layer.outputs, first, 0));
+    if (out.then) follow_rows(*out.then, out.values, layer.outputs, first, count);
   });
 }
 
@@ -182,8 +188,8 @@ int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stri
 
 int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride, const uint8_t* bits,
                      int64_t rows, int64_t columns, float* out, uint8_t* out_bits, int64_t out_size,
-                     int threads) try {
-  if (!sound(layer, out, out_bits) || layer->groups != 1 || rows < 0) return PB_BAD_ARGUMENT;
+                     const pb_following* then, int threads) try {
+  if (!sound(layer, out, out_bits, then) || layer->groups != 1 || rows < 0) return PB_BAD_ARGUMENT;
   if (!has(layer->threshold, layer->thresholds, layer->products)) return PB_BAD_ARGUMENT;
   if (rows == 0) return PB_OK;
   if (!x == !bits || columns != (x ? layer->products : layer->row_bytes)) return PB_BAD_ARGUMENT;
@@ -192,11 +198,7 @@ int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
   if (out_size != rows * (out ? layer->outputs : (layer->outputs + 7) / 8)) return PB_BAD_ARGUMENT;
   const LinearInput input{x, row_stride, layer->threshold, bits};
   const int team = useful_threads(*layer, rows, threads);
-  if (rows < 8 * team) {
-    linear_by_panels(*layer, input, rows, out, out_bits, team);
-  } else {
-    linear_by_rows(*layer, input, rows, out, out_bits, team);
-  }
+  (rows < 8 * team ? linear_by_panels : linear_by_rows)(*layer, input, rows, {out, out_bits, then}, team);
   return PB_OK;
 } catch (const std::bad_alloc&) {
   return PB_NO_MEMORY;

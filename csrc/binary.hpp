@@ -92,11 +92,18 @@ struct BinaryKernels {
 // What the linear layer and the convolution share (binary.cpp).
 const BinaryKernels& binary_kernels();
 int64_t padded_bytes(int64_t row_bytes);
-bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits);
+bool sound(const pb_binary* layer, const float* out, const uint8_t* out_bits, const pb_following* then);
 Product product_of(const pb_binary& layer, int64_t group);
 int useful_threads(const pb_binary& layer, int64_t rows, int threads);
 // Rows that one thread takes at a time: enough to pay for splitting a panel, few enough for L2.
 int64_t rows_at_once(int64_t rows, int64_t row_bytes, int threads);
-Sink sink_at(float* out, uint8_t* out_bits, int64_t width, int64_t row, int64_t column);
+// Where a layer writes, and what follows there.
+struct Output {
+  float* values;
+  uint8_t* bits;
+  const pb_following* then;
+};
+
+Sink sink_at(const Output& out, int64_t width, int64_t row, int64_t column);
 
 }  // namespace proxbit

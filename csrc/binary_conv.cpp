@@ -4,6 +4,7 @@
 #include <new>
 
 #include "binary.hpp"
+#include "follow.hpp"
 #include "parallel.hpp"
 #include "scratch.hpp"
 #include "window.hpp"
@@ -170,11 +171,6 @@ void window_rows(const Plan& plan, const uint8_t* image, int64_t first, int64_t 
   }
 }
 
-struct Output {
-  float* values;
-  uint8_t* bits;
-};
-
 // Some positions of one image and one group, through all panels.
 void convolve_block(const pb_binary& layer, const Plan& plan, const uint8_t* image_bits, int64_t image,
                     int64_t group, int64_t first, int64_t count, const Output& out) {
@@ -183,7 +179,7 @@ void convolve_block(const pb_binary& layer, const Plan& plan, const uint8_t* ima
   uint8_t* rows = scratch.take<uint8_t>(static_cast<size_t>(count * product.row_bytes));
   window_rows(plan, image_bits, first, count, rows, product.row_bytes);
   const int64_t width = layer.outputs * layer.groups, row = image * plan.positions() + first;
-  const Sink sink = sink_at(out.values, out.bits, width, row, group * layer.outputs);
+  const Sink sink = sink_at(out, width, row, group * layer.outputs);
   binary_kernels().multiply(product, rows, count, 0, panels_of(layer.outputs), sink);
 }
 
@@ -202,7 +198,7 @@ void slide_block(const pb_binary& layer, const Plan& plan, const uint8_t* image_
   const Product product = product_of(layer, group);
   const int64_t width = layer.outputs * layer.groups;
   const int64_t row = image * plan.positions() + first * plan.out_width;
-  const Sink sink = sink_at(out.values, out.bits, width, row, group * layer.outputs);
+  const Sink sink = sink_at(out, width, row, group * layer.outputs);
   const pb_window& w = plan.w;
   binary_kernels().slide({product, image_bits, plan.width, plan.pixel_bytes, w.kernel_h, w.kernel_w,
                           w.step_h, w.step_w, w.dilation_h, plan.out_width, first, count, sink});
@@ -223,12 +219,16 @@ void convolve(const pb_binary& layer, const Plan& plan, const Input& input, cons
   const int64_t block = slides ? lines_at_once(plan, share)
                                : rows_at_once(all, padded_bytes(layer.row_bytes), share);
   const int64_t blocks = (all + block - 1) / block;
+  const int64_t width = layer.outputs * layer.groups, line = slides ? plan.out_width : 1;
   for_parts(images * blocks, team, [&](int64_t part) {
-    const int64_t image = part / blocks, first = part % blocks * block;
+    const int64_t image = part / blocks, first = part % blocks * block, count = std::min(block, all - first);
     (slides ? slide_block : convolve_block)(layer, plan, bits + image * plan.image_bytes(),
-                                            image / layer.groups, image % layer.groups, first,
-                                            std::min(block, all - first), out);
+                                            image / layer.groups, image % layer.groups, first, count, out);
+    if (out.then && layer.groups == 1)
+      follow_rows(*out.then, out.values, width, image * plan.positions() + first * line, count * line);
   });
+  if (out.then && layer.groups > 1)
+    follow(*out.then, out.values, plan.w.batch * plan.positions(), width, team);
 }
 
 }  // namespace
@@ -237,12 +237,13 @@ void convolve(const pb_binary& layer, const Plan& plan, const Input& input, cons
 using namespace proxbit;
 
 int pb_binary_conv(const pb_binary* layer, const pb_window* window, const float* x,
-                   const uint8_t* bits, float* out, uint8_t* out_bits, int threads) try {
-  if (!sound(layer, out, out_bits) || !window || !sound(*layer, *window)) return PB_BAD_ARGUMENT;
+                   const uint8_t* bits, float* out, uint8_t* out_bits, const pb_following* then,
+                   int threads) try {
+  if (!sound(layer, out, out_bits, then) || !window || !sound(*layer, *window)) return PB_BAD_ARGUMENT;
   if (bits && (x || layer->groups != 1)) return PB_BAD_ARGUMENT;
   if (window->batch == 0) return PB_OK;
   if ((!x && !bits) || !holds(*layer, *window, !x, !out)) return PB_BAD_ARGUMENT;
-  convolve(*layer, Plan(*layer, *window), {x, layer->threshold, bits}, {out, out_bits}, threads);
+  convolve(*layer, Plan(*layer, *window), {x, layer->threshold, bits}, {out, out_bits, then}, threads);
   return PB_OK;
 } catch (const std::bad_alloc&) {
   return PB_NO_MEMORY;

@@ -138,7 +138,8 @@ class BinaryConv : public Kernel {
     const Threads threads(call, team_);
     const auto convolve = [&](float* values, uint8_t* packed) {
       check_kernel(pb_binary_conv(&layer_.layer(), &w, in_bits ? nullptr : static_cast<const float*>(x.data),
-                                  in_bits ? static_cast<const uint8_t*>(x.data) : nullptr, values, packed, threads.count()));
+                                  in_bits ? static_cast<const uint8_t*>(x.data) : nullptr, values, packed, nullptr,
+                                  threads.count()));
     };
     if (out_bits) return convolve(nullptr, static_cast<uint8_t*>(y.data));
     write_floats(y, w, outputs, geometry_.last_out, threads.count(), [&](float* out) { convolve(out, nullptr); });

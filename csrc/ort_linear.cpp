@@ -46,7 +46,8 @@ class BinaryLinear : public Kernel {
     check_kernel(pb_binary_linear(&layer_.layer(), in_bits ? nullptr : static_cast<const float*>(x.data), columns,
                                   in_bits ? static_cast<const uint8_t*>(x.data) : nullptr, rows_of(dims), columns,
                                   out_bits ? nullptr : static_cast<float*>(y.data),
-                                  out_bits ? static_cast<uint8_t*>(y.data) : nullptr, y.count(), threads.count()));
+                                  out_bits ? static_cast<uint8_t*>(y.data) : nullptr, y.count(), nullptr,
+                                  threads.count()));
   }
 
  private:

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define PB_ABI 3
+#define PB_ABI 4
 
 enum pb_error { PB_OK = 0, PB_BAD_ARGUMENT = 1, PB_NO_MEMORY = 2, PB_NO_SUCH_ISA = 3 };
 
@@ -94,17 +94,30 @@ PB_API int pb_read_panels(const uint8_t* panels, int64_t outputs, int64_t row_by
 PB_API int pb_sign_rows(const float* x, int64_t rows, int64_t columns, int64_t row_stride,
                         const float* threshold, uint8_t* bits, int64_t row_bytes, int threads);
 
+/* What follows a layer in its network, on rows of floats: y = activation(y * gain + shift + other), and the
+ * signs of the result. What is NULL or PB_IDENTITY does not follow. */
+typedef struct {
+  const float* gain;   /* one per column */
+  const float* shift;  /* one per column */
+  const float* other;  /* as large as y */
+  uint8_t* bits;       /* each row begins with a new byte */
+  int32_t contracted;  /* 1 where y * gain + shift is rounded once */
+  int32_t activation;  /* PB_RELU or PB_HARDTANH */
+} pb_following;
+
 /* x: rows x columns floats, where columns are the products; or else bits: rows x columns bytes, where
- * columns are row_bytes. Writes out (rows x outputs) or out_bits (rows x ceil(outputs / 8)). */
+ * columns are row_bytes. Writes out (rows x outputs) or out_bits (rows x ceil(outputs / 8)). `then` may be
+ * NULL, and is with out_bits. */
 PB_API int pb_binary_linear(const pb_binary* layer, const float* x, int64_t row_stride,
                             const uint8_t* bits, int64_t rows, int64_t columns, float* out,
-                            uint8_t* out_bits, int64_t out_size, int threads);
+                            uint8_t* out_bits, int64_t out_size, const pb_following* then, int threads);
 
 /* Rows of the weight are in the order (kernel_h, kernel_w, channel), each channel run padded to whole
  * bytes. bits: batch x height x width x ceil(channels / 8), one group only. Writes out or out_bits
- * as batch x out_height x out_width x outputs * groups. */
+ * as batch x out_height x out_width x outputs * groups, and then what follows, as above. */
 PB_API int pb_binary_conv(const pb_binary* layer, const pb_window* window, const float* x,
-                          const uint8_t* bits, float* out, uint8_t* out_bits, int threads);
+                          const uint8_t* bits, float* out, uint8_t* out_bits, const pb_following* then,
+                          int threads);
 
 /* One layer with binary weights and float inputs. */
 typedef struct {
@@ -148,12 +161,8 @@ PB_API int pb_weight_linear8(const pb_weight* layer, const int8_t* bytes, int64_
 PB_API int pb_weight_conv(const pb_weight* layer, const pb_window* window, const float* x, float* out,
                           int threads);
 
-/* What follows a layer, in place, on rows x width floats: y = activation(y * gain + shift + other), any of
- * them absent where NULL or PB_IDENTITY (PB_RELU and PB_HARDTANH are there). gain and shift have one value
- * per column; `contracted` is 1 where y * gain + shift is to be rounded once. Where `bits` is not NULL,
- * the signs of the result are written there, each row beginning with a new byte. */
-PB_API int pb_follow(float* values, int64_t rows, int64_t width, const float* gain, const float* shift,
-                     int contracted, const float* other, int activation, uint8_t* bits, int threads);
+/* The same by itself: in place, on rows x width floats. */
+PB_API int pb_follow(float* values, int64_t rows, int64_t width, const pb_following* how, int threads);
 
 /* Attention in float32: softmax(scale * q k') v for each head. Strides are those of image, head and row, in
  * elements; the values of a row follow each other. */

@@ -16,7 +16,7 @@ from proxbit.engine import packing
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned, steps_of
 from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
-from proxbit.engine.tails import Line, find_line, follow, room_for_bits
+from proxbit.engine.tails import Line, find_line, follow, following
 from proxbit.kernels import inference as kernels
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
@@ -170,8 +170,8 @@ def test_follow_is_its_formula(width: int, contracted: bool, activation: int) ->
         y = (rows.double() * line.gain.double() + line.shift.double()).float()
     y = y + other
     y = y.clamp(-1, 1) if activation == 3 else torch.where(y < 0, 0.0, y) if activation else y
-    found, bits = rows.clone(), room_for_bits(rows)
-    follow(found, line, other, activation, bits)
+    found, bits = rows.clone(), torch.empty(7, -(-width // 8), dtype=torch.uint8)
+    follow(found, following(line, other, activation, bits))
     assert torch.equal(found.nan_to_num(9), y.nan_to_num(9))
     signs = torch.where(torch.signbit(found) & ~found.isnan(), -1.0, 1.0)
     seen = np.unpackbits(bits.numpy(), axis=1, count=width, bitorder="little")
@@ -187,7 +187,7 @@ def test_the_line_of_a_norm_is_found_or_refused() -> None:
     line = find_line(norm, values)
     assert line is not None
     found = values.clone()
-    follow(found, line)
+    follow(found, following(line))
     assert torch.equal(found, norm(values.reshape(-1, 6, 1, 1)).flatten(1))
 
     class Bent(nn.BatchNorm2d):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from every_backend import SUPPORTED, on_each, using
 from proxbit.kernels import inference as kernels
 from proxbit.kernels import training as fused
-from proxbit.kernels.inference import Binary, Window
+from proxbit.kernels.inference import Binary, Following, Window
 from proxbit.kernels.library import ABI, agrees
 
 LIBRARY = kernels.library()
@@ -185,14 +185,14 @@ slopes = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0])  # of few digits: float32 m
 
 def linear(
     layer: Layer, x: Array | None, threshold: Array | None, bits: Array | None, rows: int,
-    as_bits: bool, threads: int,
+    as_bits: bool, threads: int, then: Following | None = None,
 ) -> Array:  # fmt: skip
     out = Output((rows, layer.record.outputs), as_bits)
     stride = 0 if x is None else x.strides[0] // 4
     columns = layer.record.row_bytes if x is None else x.shape[1]
     code = LIBRARY.pb_binary_linear(
         layer.above(threshold), address(x), stride, address(bits), rows, columns, *out.pointers,
-        out.size, threads,
+        out.size, then, threads,
     )  # fmt: skip
     assert code == OK
     return out.taken()
@@ -240,7 +240,7 @@ def test_the_largest_sums_are_exact(rows: int, register: int) -> None:
     layer.record.panel_bytes = LIBRARY.pb_panel_bytes(33, 8191)
     out = Output((rows, 33), False)
     code = LIBRARY.pb_binary_linear(
-        layer.record, address(x), 8 * 8191, None, rows, 8 * 8191, *out.pointers, out.size, 1
+        layer.record, address(x), 8 * 8191, None, rows, 8 * 8191, *out.pointers, out.size, None, 1
     )
     assert code == BAD_ARGUMENT
     assert out.untouched()
@@ -414,14 +414,14 @@ def somewhere(rng: np.random.Generator, x: Array, order: tuple[int, ...], steps:
 
 def convolution(
     layer: Layer, shape: Shape, x: Array | None, threshold: Array | None, bits: Array | None,
-    as_bits: bool, threads: int,
+    as_bits: bool, threads: int, then: Following | None = None,
 ) -> Array:  # fmt: skip
     groups, outputs, _, channels = layer.signs.shape
     out = Output((shape.batch, *shape.out_size, groups * outputs), as_bits)
     strides = (0,) * 4 if x is None else tuple(s // 4 for s in x.strides)
     code = LIBRARY.pb_binary_conv(
         layer.above(threshold), shape.window(groups * channels, strides, out.size), address(x),
-        address(bits), *out.pointers, threads,
+        address(bits), *out.pointers, then, threads,
     )  # fmt: skip
     assert code == OK
     return out.taken()
@@ -504,7 +504,7 @@ def test_a_bad_layer_is_refused_and_nothing_is_written(name: str, value: Any) ->
     linear(layer, x, None, None, 2, False, 1)  # as it is, it is good
     setattr(layer.record, name, value)
     out = Output((2, 3), False)
-    ends = address(x), 30, None, 2, 30, *out.pointers, 6, 1
+    ends = address(x), 30, None, 2, 30, *out.pointers, 6, None, 1
     code = LIBRARY.pb_binary_linear(layer.record, *ends)
     assert code == BAD_ARGUMENT
     assert out.untouched()
@@ -516,7 +516,7 @@ def test_a_bad_layer_is_refused_and_nothing_is_written(name: str, value: Any) ->
 def test_outputs_as_bits_need_their_bounds(name: str, value: int | None) -> None:
     layer, x = Layer(0, 3, 30), np.ones((2, 30), np.float32)
     out = Output((2, 3), True)
-    ends = address(x), 30, None, 2, 30, *out.pointers, 2, 1
+    ends = address(x), 30, None, 2, 30, *out.pointers, 2, None, 1
     setattr(layer.record, name, value)
     code = LIBRARY.pb_binary_linear(layer.record, *ends)
     assert code == BAD_ARGUMENT
@@ -527,7 +527,7 @@ def test_outputs_as_bits_need_their_bounds(name: str, value: int | None) -> None
 def test_rows_of_another_length_are_refused(columns: int, size: int) -> None:
     layer, x, out = Layer(0, 3, 30), np.ones((2, 30), np.float32), Output((2, 3), False)
     call = LIBRARY.pb_binary_linear
-    ends = columns, *out.pointers, size, 1
+    ends = columns, *out.pointers, size, None, 1
     assert call(layer.record, address(x), 30, None, 2, *ends) == BAD_ARGUMENT
     assert call(layer.record, None, 0, address(packed(x)), 2, *ends) == BAD_ARGUMENT
     assert out.untouched()
@@ -552,9 +552,104 @@ def test_one_input_and_one_output_are_needed(
     place = out.pointers[0]
     code = LIBRARY.pb_binary_linear(
         layer.record, address(floats) if x else None, 30, address(bytes_) if bits else None,
-        rows, 30, place if values else None, place if out_bits else None, 6, 1,
+        rows, 30, place if values else None, place if out_bits else None, 6, None, 1,
     )  # fmt: skip
     assert code == BAD_ARGUMENT
+    assert out.untouched()
+
+
+# what follows -------------------------------------------------------------------------------------
+
+
+class After:
+    """Random values of what follows rows of this width, and its formula in numpy."""
+
+    def __init__(self, seed: int, shape: tuple[int, ...], norm: bool, add: bool, act: int) -> None:
+        rng = np.random.default_rng(seed)
+        width = shape[-1]
+        self.gain = rng.standard_normal(width).astype(np.float32) if norm else None
+        self.shift = rng.standard_normal(width).astype(np.float32) if norm else None
+        self.other = rng.standard_normal(shape).astype(np.float32) if add else None
+        self.bits = np.full((*shape[:-1], -(-width // 8)), CANARY, np.uint8)
+        self.activation = act
+        self.record = Following(
+            address(self.gain), address(self.shift), address(self.other), address(self.bits), 0, act
+        )
+
+    def __call__(self, y: Array) -> tuple[Array, Array]:
+        y = y if self.gain is None else y * self.gain + self.shift
+        y = y if self.other is None else y + self.other
+        if self.activation:
+            y = np.clip(
+                y,
+                -1 if self.activation == HARDTANH else 0,
+                1 if self.activation == HARDTANH else None,
+            )
+        return y, np.packbits(~np.signbit(y), axis=-1, bitorder="little")
+
+
+following = {
+    "seed": seeds, "norm": st.booleans(), "add": st.booleans(),
+    "act": st.sampled_from((0, RELU, HARDTANH)),
+}  # fmt: skip
+
+
+@given(
+    rows=st.integers(1, 40), outputs=st.integers(1, 70), products=st.integers(1, 300), **following
+)
+def test_what_follows_rows_is_its_formula(
+    rows: int, outputs: int, products: int, seed: int, norm: bool, add: bool, act: int
+) -> None:
+    layer, rng = Layer(seed, outputs, products), np.random.default_rng(seed)
+    x = inputs_of(rng, (rows, products))
+
+    def run(threads: int) -> Array:
+        after = After(seed, (rows, outputs), norm, add, act)
+        found = linear(layer, x, None, None, rows, False, threads, after.record)
+        wanted, bits = after(linear(layer, x, None, None, rows, False, threads))
+        assert np.array_equal(found, wanted)
+        assert np.array_equal(after.bits, bits)
+        return found
+
+    on_every_way(run)
+
+
+@given(shape=shapes(), outputs=st.integers(1, 40), groups=st.integers(1, 3), **following)
+def test_what_follows_an_image_is_its_formula(
+    shape: Shape, outputs: int, groups: int, seed: int, norm: bool, add: bool, act: int
+) -> None:
+    layer = Layer(seed, outputs, 5, shape.kernel[0] * shape.kernel[1], groups)
+    x = inputs_of(np.random.default_rng(seed), (shape.batch, 5 * groups, *shape.size))
+    size = (shape.batch, *shape.out_size, outputs * groups)
+
+    def run(threads: int) -> Array:
+        after = After(seed, size, norm, add, act)
+        found = convolution(layer, shape, x, None, None, False, threads, after.record)
+        wanted, bits = after(convolution(layer, shape, x, None, None, False, threads))
+        assert np.array_equal(found, wanted)
+        assert np.array_equal(after.bits, bits)
+        return found
+
+    on_every_way(run)
+
+
+def test_what_cannot_follow_is_refused_and_nothing_is_written() -> None:
+    layer, x, line = Layer(0, 3, 30), np.ones((2, 30), np.float32), np.ones(3, np.float32)
+    place = address(line)
+    bad = [
+        Following(place, None, None, None, 0, 0), Following(None, place, None, None, 0, 0),
+        Following(activation=GELU), Following(activation=-1),
+    ]  # fmt: skip
+    for then in bad:
+        out = Output((2, 3), False)
+        ends = address(x), 30, None, 2, 30, *out.pointers, 6, then, 1
+        assert LIBRARY.pb_binary_linear(layer.record, *ends) == BAD_ARGUMENT
+        assert LIBRARY.pb_follow(out.pointers[0], 2, 3, then, 1) == BAD_ARGUMENT
+        assert out.untouched()
+    out = Output((2, 3), True)  # bits are the end
+    ends = address(x), 30, None, 2, 30, *out.pointers, 2, Following(), 1
+    assert LIBRARY.pb_binary_linear(layer.record, *ends) == BAD_ARGUMENT
+    assert LIBRARY.pb_follow(out.pointers[1], 2, 3, None, 1) == BAD_ARGUMENT
     assert out.untouched()
 
 
@@ -578,7 +673,7 @@ def test_a_bad_window_is_refused_and_nothing_is_written(name: str, value: int) -
     convolution(layer, GOOD, x, None, None, False, 1)
     window, out = GOOD.window(2, (32, 16, 4, 1), 12), Output((1, 2, 2, 3), False)
     setattr(window, name, value)
-    code = LIBRARY.pb_binary_conv(layer.record, window, address(x), None, *out.pointers, 1)
+    code = LIBRARY.pb_binary_conv(layer.record, window, address(x), None, *out.pointers, None, 1)
     assert code == BAD_ARGUMENT
     assert out.untouched()
 
@@ -588,11 +683,11 @@ def test_a_convolution_takes_one_input_and_bits_of_one_group() -> None:
     bits, out = np.ones((1, 4, 4, 1), np.uint8), Output((1, 2, 2, 3), False)
     window = GOOD.window(2, (32, 16, 4, 1), 12)
     call = LIBRARY.pb_binary_conv
-    assert call(layer.record, window, address(x), address(bits), *out.pointers, 1)
-    assert call(layer.record, window, None, None, *out.pointers, 1) == BAD_ARGUMENT
-    assert call(layer.record, None, address(x), None, *out.pointers, 1) == BAD_ARGUMENT
+    assert call(layer.record, window, address(x), address(bits), *out.pointers, None, 1)
+    assert call(layer.record, window, None, None, *out.pointers, None, 1) == BAD_ARGUMENT
+    assert call(layer.record, None, address(x), None, *out.pointers, None, 1) == BAD_ARGUMENT
     two = Layer(0, 3, 1, 9, groups=2)
-    assert call(two.record, window, None, address(bits), *out.pointers, 1) == BAD_ARGUMENT
+    assert call(two.record, window, None, address(bits), *out.pointers, None, 1) == BAD_ARGUMENT
     assert out.untouched()
 
 
@@ -618,9 +713,9 @@ def test_nothing_to_do_is_done() -> None:
     layer, out = Layer(0, 3, 2, 9), Output((1, 3), False)
     window = GOOD.window(2, (32, 16, 4, 1), 0)
     window.batch = 0
-    assert LIBRARY.pb_binary_conv(layer.record, window, None, None, *out.pointers, 1) == OK
+    assert LIBRARY.pb_binary_conv(layer.record, window, None, None, *out.pointers, None, 1) == OK
     call = LIBRARY.pb_binary_linear
-    assert call(layer.record, None, 18, None, 0, 18, *out.pointers, 0, 1) == OK
+    assert call(layer.record, None, 18, None, 0, 18, *out.pointers, 0, None, 1) == OK
     assert LIBRARY.pb_sign_rows(None, 0, 9, 9, None, None, 2, 1) == OK
     assert out.untouched()
 

@@ -102,6 +102,28 @@ struct Input {
   bool as_bits;
 };
 
+// What follows rows of floats, or nothing.
+struct After {
+  Guarded gain, shift, other;
+  bool signs;
+  int32_t contracted, activation;
+
+  pb_following with(Outputs& outputs, int64_t rows, int64_t width) const {
+    const auto there = [](const Guarded& values) { return values.size() ? values.floats() : nullptr; };
+    return {there(gain), there(shift), there(other), signs ? outputs.bytes(rows * ((width + 7) / 8)) : nullptr,
+            contracted, activation};
+  }
+};
+
+std::shared_ptr<After> draw_after(Random& random, int64_t rows, int64_t width, bool out_bits) {
+  if (out_bits || random.once_in(2)) return nullptr;
+  const int64_t line = random.once_in(2) ? width : 0, added = random.once_in(2) ? rows * width : 0;
+  return std::make_shared<After>(After{Guarded(random.normals(line)), Guarded(random.normals(line)),
+                                       Guarded(random.normals(added)), random.once_in(2),
+                                       static_cast<int32_t>(random.from(0, 1)),
+                                       random.one_of<int32_t>({PB_IDENTITY, PB_RELU, PB_HARDTANH})});
+}
+
 Case sized_linear_case(Random& random, int64_t rows, int64_t outputs, int64_t products) {
   const bool in_bits = random.once_in(3), out_bits = random.once_in(3);
   const auto layer = draw_layer(random, outputs, 1, products, 1, products, out_bits);
@@ -109,14 +131,17 @@ Case sized_linear_case(Random& random, int64_t rows, int64_t outputs, int64_t pr
   const auto input = std::make_shared<Input>(
       Input{Guarded(random.inputs((rows - 1) * stride + products)), Guarded(random.bits(rows, 1, products)), in_bits});
   const int threads = static_cast<int>(random.from(1, 3));
+  const auto after = draw_after(random, rows, outputs, out_bits);
   const auto call = [=](Outputs& outputs) {
     const int64_t wide = layer->shape.outputs, size = rows * (out_bits ? (wide + 7) / 8 : wide);
     float* out = out_bits ? nullptr : outputs.floats(size);
     uint8_t* bits = out_bits ? outputs.bytes(size) : nullptr;
+    const pb_following then = after ? after->with(outputs, rows, wide) : pb_following{};
     return layer->with_panels([&](const pb_binary& made) {
       return pb_binary_linear(&made, in_bits ? nullptr : input->floats.floats(), stride,
                               in_bits ? input->bits.data() : nullptr, rows,
-                              in_bits ? made.row_bytes : products, out, bits, size, threads);
+                              in_bits ? made.row_bytes : products, out, bits, size, after ? &then : nullptr,
+                              threads);
     });
   };
   return {layer->about() + text({{"rows", rows}, {"stride", stride}, {"in_bits", in_bits}}), call};
@@ -145,12 +170,16 @@ Case conv_case(Random& random) {
             Guarded(random.bits(in_bits ? w.batch * w.height * w.width : 0, 1, w.channels)), in_bits});
   w.out_size = window.out_positions * (out_bits ? (outputs + 7) / 8 : outputs * groups);
   const int threads = static_cast<int>(random.from(1, 3));
-  const auto call = [=](Outputs& outputs) {
-    float* out = out_bits ? nullptr : outputs.floats(w.out_size);
-    uint8_t* bits = out_bits ? outputs.bytes(w.out_size) : nullptr;
+  const auto after = draw_after(random, window.out_positions, outputs * groups, out_bits);
+  const auto call = [=](Outputs& written) {
+    float* out = out_bits ? nullptr : written.floats(w.out_size);
+    uint8_t* bits = out_bits ? written.bytes(w.out_size) : nullptr;
+    const pb_following then =
+        after ? after->with(written, window.out_positions, outputs * groups) : pb_following{};
     return layer->with_panels([&](const pb_binary& made) {
       return pb_binary_conv(&made, &w, in_bits ? nullptr : input->floats.floats(),
-                            in_bits ? input->bits.data() : nullptr, out, bits, threads);
+                            in_bits ? input->bits.data() : nullptr, out, bits, after ? &then : nullptr,
+                            threads);
     });
   };
   return {layer->about() + window.about + text({{"in_bits", in_bits}}), call};

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from proxbit.engine.tails import follow
 from proxbit.kernels import inference as kernels
 from proxbit.packfile.bits import byte_count
 
@@ -168,19 +169,19 @@ class Kernel:
         self.pointer = ctypes.byref(self.layer)
         self._seen: tuple[Any, Any, tuple[int, ...]] = (None, None, ())
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, then: kernels.Following | None = None) -> Tensor:
         """The product with rows of floats, [rows, products], or of bits, [rows, row_bytes]."""
         rows = x.shape[0]
         if not rows:
             return self._empty(0)
         if self.bounds is not None or x.dtype == torch.uint8:
-            return self._linear_bits(x, rows)
+            return self._linear_bits(x, rows, then)
         # Written out: a small layer takes microseconds, and so does every call on the way to it.
         out = torch.empty((rows, self.width))
         if self.form.binary:
             code = self.lib.pb_binary_linear(
                 self.pointer, x.data_ptr(), x.stride(0), None, rows, x.shape[1], out.data_ptr(),
-                None, rows * self.width, torch.get_num_threads(),
+                None, rows * self.width, then, torch.get_num_threads(),
             )  # fmt: skip
         else:
             code = self.lib.pb_weight_linear(
@@ -189,19 +190,23 @@ class Kernel:
             )  # fmt: skip
         if code:
             kernels.check(code)
+        if then is not None and not self.form.binary:
+            follow(out, then)
         return out
 
-    def _linear_bits(self, x: Tensor, rows: int) -> Tensor:
+    def _linear_bits(self, x: Tensor, rows: int, then: kernels.Following | None) -> Tensor:
         out = self._empty(rows)
         code = self.lib.pb_binary_linear(
             self.pointer, *self._taken(x, x.stride(0)), rows, x.shape[1], *self._taking(out),
-            out.numel(), torch.get_num_threads(),
+            out.numel(), then, torch.get_num_threads(),
         )  # fmt: skip
         kernels.check(code)
         return out
 
-    def convolve(self, x: Tensor, window: ConvGeometry) -> Tensor:
-        """The convolution of images; the result has its channels last in memory.
+    def convolve(
+        self, x: Tensor, window: ConvGeometry, then: kernels.Following | None = None
+    ) -> Tensor:
+        """The convolution of images, and what follows; the result has its channels last in memory.
 
         Images are floats [batch, channels, height, width], or bits [batch, height, width, bytes].
         """
@@ -218,11 +223,17 @@ class Kernel:
         else:
             out = self._empty(*sizes)
             code = self.lib.pb_binary_conv(
-                self.pointer, place, *self._taken(x), *self._taking(out), threads
+                self.pointer, place, *self._taken(x), *self._taking(out), then, threads
             )
         if code:
             kernels.check(code)
+        if then is not None and not self.form.binary:
+            follow(out, then)
         return out if out.dtype == torch.uint8 else out.permute(0, 3, 1, 2)
+
+    def out_sizes(self, x: Tensor, window: ConvGeometry) -> tuple[int, ...]:
+        """Batch, height and width of the convolution."""
+        return self._window(x, window)[1]
 
     def _empty(self, *sizes: int) -> Tensor:
         if self.bounds is None:

@@ -15,7 +15,7 @@ from proxbit.engine import ops
 from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
 from proxbit.engine.forms import EXACT, Kernel, PackedForm
 from proxbit.engine.held_signs import HeldSigns
-from proxbit.engine.tails import Line, as_rows, find_line, follow
+from proxbit.engine.tails import Line, as_rows, find_line, follow, following
 from proxbit.kernels import inference as kernels
 from proxbit.nn.accumulators import cyclic_values, wrap
 from proxbit.nn.product import scaled
@@ -161,7 +161,7 @@ class PackedLayer(nn.Module):
         """Let the kernel compute the norm behind it on this output, if it can."""
         if self._line is None or ops.in_graph() or out.dtype != torch.float32:
             return False
-        follow(as_rows(out), self._line)
+        follow(as_rows(out), following(self._line))
         return True
 
     def has_line(self) -> bool:

@@ -9,6 +9,7 @@ from torch.nn import functional
 from proxbit.engine import ops
 from proxbit.engine.forms import ConvGeometry
 from proxbit.engine.packed import PackedLayer
+from proxbit.engine.tails import following
 from proxbit.packfile.bits import byte_count
 from proxbit.packfile.contents import PackedWeight
 
@@ -45,6 +46,16 @@ class PackedLinear(PackedLayer):
         out = kernel.linear(rows if rows.stride(1) == 1 else rows.contiguous())
         out = out if flat else out.view(*x.shape[:-1], out.shape[1])
         return self.rest(out) if self.after else out
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """The sum of the output and other values, by the kernel itself where these lie alike."""
+        kernel = None if self.after else self.kernel_for(x)
+        alike = other.shape == (*x.shape[:-1], self.shape[0]) and other.dtype == torch.float32
+        if kernel is None or kernel.bounds is not None or not alike or not other.is_contiguous():
+            return self.forward(x) + other
+        rows = x.reshape(-1, self._width(x))
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        return kernel.linear(rows, following(other=other)).view_as(other)
 
     def _width(self, x: Tensor) -> int:
         """Size of the last dimension, of floats or bits; it must fit."""

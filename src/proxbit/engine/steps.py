@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from proxbit.engine.attention import Way, attend, find_way
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
-from proxbit.engine.tails import follow
+from proxbit.engine.tails import following
 from proxbit.packfile.bits import byte_count
 
 
@@ -35,25 +35,27 @@ class ConvStep(nn.Module):
         layer = self.layer[0]
         kernel = layer._kernel or layer.prepare()
         assert kernel is not None
-        out = kernel.convolve(x, layer.window)
-        if out.dtype == torch.uint8:
-            return out
-        bits = None
+        if kernel.bounds is not None:
+            return kernel.convolve(x, layer.window)
+        bits = then = None
         if layer._line is not None or other is not None or self.activation or self.signs:
-            batch, width, high, wide = out.shape
+            batch, high, wide = kernel.out_sizes(x, layer.window)
             if self.signs:
-                bits = torch.empty((batch, high, wide, byte_count(width)), dtype=torch.uint8)
-            follow(out, layer._line, _beside(out, other), self.activation, bits, width)
+                size = (batch, high, wide, byte_count(kernel.width))
+                bits = torch.empty(size, dtype=torch.uint8)
+            if other is not None:
+                other = _beside((batch, kernel.width, high, wide), other)
+            then = following(layer._line, other, self.activation, bits)
+        out = kernel.convolve(x, layer.window, then)
         if not (self.inside or self.last):
             out = out.contiguous()
         return out if bits is None else (out, bits)
 
 
-def _beside(out: Tensor, other: Tensor | None) -> Tensor | None:
-    """The other summand as it must lie beside an output."""
-    if other is None or (other.shape == out.shape and other.stride() == out.stride()):
-        return other
-    return other.expand_as(out).contiguous(memory_format=torch.channels_last)
+def _beside(size: tuple[int, ...], other: Tensor) -> Tensor:
+    """The other summand as it must lie beside an output of this size."""
+    other = other if other.shape == size else other.expand(size)
+    return other.contiguous(memory_format=torch.channels_last)
 
 
 class LinearStep(nn.Module):
@@ -66,12 +68,7 @@ class LinearStep(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum; values of another shape or type are added by torch."""
-        out = self.layer[0].forward(x)  # a plan holds only where nobody watches the layer
-        alike = other.shape == out.shape and other.dtype == out.dtype == torch.float32
-        if not alike or not out.is_contiguous() or not other.is_contiguous():
-            return out + other
-        follow(out, other=other, width=out.shape[-1])
-        return out
+        return self.layer[0].plus(x, other)  # a plan holds only where nobody watches the layer
 
 
 class PoolStep(nn.Module):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.kernels import inference as kernels
-from proxbit.packfile.bits import byte_count
 
 IDENTITY, RELU, HARDTANH = 0, 1, 3
 
@@ -27,33 +26,31 @@ class Line(NamedTuple):
     contracted: bool
 
 
-def follow(
-    rows: Tensor,
+def following(
     line: Line | None = None,
     other: Tensor | None = None,
     activation: int = IDENTITY,
     bits: Tensor | None = None,
-    width: int | None = None,
-) -> None:
-    """Rows of floats, [rows, width], become activation(line(rows) + other); in place.
+) -> kernels.Following:
+    """Make a value y activation(line(y) + other), and put its sign into ``bits``.
 
-    Signs of the result go to ``bits``. With ``width``, the rows are any tensor whose memory holds
-    rows of so many values.
+    It holds addresses only: whoever makes it keeps the tensors until the kernel has run.
     """
-    wide = rows.shape[1] if width is None else width
     gain, shift = (None, None) if line is None else (line.gain.data_ptr(), line.shift.data_ptr())
-    code = kernels.library().pb_follow(
-        rows.data_ptr(), rows.numel() // wide, wide, gain, shift,
-        0 if line is None else line.contracted, None if other is None else other.data_ptr(),
-        activation, None if bits is None else bits.data_ptr(), torch.get_num_threads(),
+    return kernels.Following(
+        gain, shift, None if other is None else other.data_ptr(),
+        None if bits is None else bits.data_ptr(), line is not None and line.contracted, activation,
     )  # fmt: skip
+
+
+def follow(rows: Tensor, how: kernels.Following) -> None:
+    """Apply what follows to rows of floats, [..., width], contiguous; in place."""
+    wide = rows.shape[-1]
+    code = kernels.library().pb_follow(
+        rows.data_ptr(), rows.numel() // wide, wide, how, torch.get_num_threads()
+    )
     if code:
         kernels.check(code)
-
-
-def room_for_bits(rows: Tensor) -> Tensor:
-    """Memory for the signs of rows of floats."""
-    return torch.empty(rows.shape[0], byte_count(rows.shape[1]), dtype=torch.uint8)
 
 
 def as_rows(image: Tensor) -> Tensor:
@@ -82,7 +79,7 @@ def find_line(norm: nn.BatchNorm2d, values: Tensor) -> Line | None:
                 Line(gain, shift, contracted),
                 values.clone(memory_format=torch.contiguous_format),
             )
-            follow(found, line)
+            follow(found, following(line))
             if _same(found, plain):
                 return line
     return None

@@ -10,7 +10,10 @@ from typing import Any
 
 from proxbit.kernels.library import Signatures, agrees, check, choice, declare, opened
 
-__all__ = ["Attention", "Binary", "KernelWarning", "Weight", "Window", "check", "isa", "library"]
+__all__ = [
+    "Attention", "Binary", "Following", "KernelWarning", "Weight", "Window", "check", "isa",
+    "library",
+]  # fmt: skip
 
 
 class KernelWarning(UserWarning):
@@ -26,6 +29,15 @@ class Binary(ctypes.Structure):
         ("bias", c_void_p), ("biases", c_int64), ("threshold", c_void_p), ("thresholds", c_int64),
         ("register_bits", c_int32), ("slope", c_float), ("activation", c_int32),
         ("low", c_void_p), ("high", c_void_p), ("flip", c_void_p), ("bounds", c_int64),
+    )  # fmt: skip
+
+
+class Following(ctypes.Structure):
+    """``pb_following``: what follows a layer, on the rows of floats that it gives."""
+
+    _fields_ = (
+        ("gain", c_void_p), ("shift", c_void_p), ("other", c_void_p), ("bits", c_void_p),
+        ("contracted", c_int32), ("activation", c_int32),
     )  # fmt: skip
 
 
@@ -63,6 +75,7 @@ class Attention(ctypes.Structure):
 
 
 _BINARY, _WEIGHT, _WINDOW = POINTER(Binary), POINTER(Weight), POINTER(Window)
+_FOLLOWING = POINTER(Following)
 _OUTPUT = (c_void_p, c_void_p)  # as floats, or as bits
 _SIGNATURES: Signatures = {
     "pb_panel_bytes": (c_size_t, [c_int64, c_int64]),
@@ -73,10 +86,13 @@ _SIGNATURES: Signatures = {
     ),
     "pb_binary_linear": (
         c_int,
-        [_BINARY, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_OUTPUT, c_int64, c_int],
+        [
+            _BINARY, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_OUTPUT, c_int64, _FOLLOWING,
+            c_int,
+        ],
     ),
     "pb_binary_conv": (
-        c_int, [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, c_int],
+        c_int, [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, _FOLLOWING, c_int],
     ),
     "pb_weight_bytes": (c_size_t, [c_int64, c_int64]),
     "pb_make_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
@@ -84,10 +100,7 @@ _SIGNATURES: Signatures = {
     "pb_weight_linear": (
         c_int, [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int],
     ),
-    "pb_follow": (
-        c_int,
-        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int],
-    ),
+    "pb_follow": (c_int, [c_void_p, c_int64, c_int64, _FOLLOWING, c_int]),
     "pb_attend": (
         c_int, [POINTER(Attention), c_void_p, c_void_p, c_void_p, c_void_p, c_int],
     ),
@@ -122,7 +135,8 @@ def _library(loaded: Any) -> Any:
 
 def _fits(loaded: Any) -> bool:
     structures = {
-        "pb_binary": Binary, "pb_weight": Weight, "pb_window": Window, "pb_attention": Attention,
+        "pb_binary": Binary, "pb_following": Following, "pb_weight": Weight, "pb_window": Window,
+        "pb_attention": Attention,
     }  # fmt: skip
     return declare(loaded, _SIGNATURES) and all(
         agrees(loaded, name, structure) for name, structure in structures.items()

@@ -20,7 +20,7 @@ from proxbit.util.text import unknown_name_message
 
 Signatures: TypeAlias = Mapping[str, tuple[Any, list[Any]]]
 
-ABI = 3
+ABI = 4
 _ENDINGS = {"darwin": ".dylib", "win32": ".dll"}
 _PLACE = Path(__file__).parent / f"libproxbit{_ENDINGS.get(sys.platform, '.so')}"
 _SIGNATURES: Signatures = {
