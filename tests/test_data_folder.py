@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from proxbit.data import RECIPES, FolderSet, Loader, Recipe, open_data
-from proxbit.data.image_folder import read_picture
-from proxbit.data.memory import Memory
+from proxbit.data.image_folder import Memory, read_picture
 from proxbit.util.compat import allow_torchvision
 
 Image: Any = pytest.importorskip("PIL.Image")

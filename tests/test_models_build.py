@@ -22,8 +22,7 @@ from proxbit.models import (
 )
 from proxbit.models.building import OURS, RESNETS
 from proxbit.models.from_timm import _window
-from proxbit.models.mini import MINIS
-from proxbit.models.vit import patch_for
+from proxbit.models.vit import MINIS, patch_for
 from proxbit.util.compat import allow_torchvision
 
 pytestmark = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -105,8 +104,3 @@ def _rows(lines: tuple[LayerLine, ...]) -> list[tuple[str, ...]]:
         )
         for (_, kind, state), group in groups.items()
     ]
-
-
-def packed_bytes(weights: int, scales: int) -> int:
-    """Bytes of one binary weight: its bits, rounded up, and its float32 scales."""
-    return math.ceil(weights / 8) + 4 * scales

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion_report import packed_bytes
 from proxbit.binarization.layer_choice import is_lazy
 from proxbit.engine.planning import planned_bytes
 from proxbit.nn import BinaryWeight
 from proxbit.nn.model_weights import binary_weights, once
+from proxbit.packfile.bits import byte_count
 from proxbit.packfile.narrow import is_table
 from proxbit.util.text import percent, size
 
@@ -60,8 +60,8 @@ def _smaller(t: Tensor) -> int:
 
 
 def _saving(weight: BinaryWeight) -> int:
-    """Bytes that packing one weight saves."""
+    """Bytes that packing one weight saves: its bits, rounded up, and float32 scales are left."""
     w, method = weight.latent, weight.quantizer.method
     scales = {"none": 0, "layer": 1, "channel": w.shape[0]}
     count = scales["none" if method.scale.kind == "none" else method.scale.per]
-    return w.numel() * w.element_size() - packed_bytes(w.numel(), count)
+    return w.nbytes - byte_count(w.numel()) - 4 * count

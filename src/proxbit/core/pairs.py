@@ -163,28 +163,24 @@ def from_derivative(forward: Map, name: str = "derivative") -> Pair:
 
 def shifted(pair: Pair, by: float) -> Pair:
     """The same pair around another centre: F(w - by) with B(w - by)."""
-    return replace(
-        pair,
-        forward=partial(_shift, pair.forward, by),
-        backward=partial(_shift, pair.backward, by),
-        name=f"{pair.name} shifted by {by:g}",
-        knots=pair.knots and partial(_shift_knots, pair.knots, by),
-        limit=pair.limit and partial(_shift_limit, pair.limit, by),
-        proximal=pair.proximal and partial(_shift, pair.proximal, by),
-    )
+    return replace(_placed(pair, by, 1.0), name=f"{pair.name} shifted by {by:g}")
 
 
 def scaled(pair: Pair, by: float) -> Pair:
     """The same pair for the set {-by, +by}: by F(w / by) with B(w / by)."""
+    return replace(_placed(pair, 0.0, by), name=f"{pair.name} scaled by {by:g}")
+
+
+def _placed(pair: Pair, centre: float, size: float) -> Pair:
+    """The same pair around another centre, and for the set {-size, +size}."""
     return replace(
         pair,
-        forward=partial(_scale_forward, pair.forward, by),
-        backward=partial(_scale_backward, pair.backward, by),
-        name=f"{pair.name} scaled by {by:g}",
-        knots=pair.knots and partial(_scale_knots, pair.knots, by),
-        limit=pair.limit and partial(_scale_limit, pair.limit, by),
-        hard=pair.hard and by == 1,
-        proximal=pair.proximal and partial(_scale_forward, pair.proximal, by),
+        forward=partial(_at, pair.forward, centre, size, size),
+        backward=partial(_at, pair.backward, centre, size, 1.0),
+        knots=pair.knots and partial(_knots_at, pair.knots, centre, size),
+        limit=pair.limit and partial(_limit_at, pair.limit, centre, size),
+        hard=pair.hard and size == 1,
+        proximal=pair.proximal and partial(_at, pair.proximal, centre, size, size),
     )
 
 
@@ -213,29 +209,13 @@ def _derivative(forward: Map, w: Tensor, s: Strength) -> Tensor:
     return torch.func.jvp(lambda x: forward(x, s), (w,), (torch.ones_like(w),))[1]
 
 
-def _shift(f: Map, by: float, w: Tensor, s: Strength) -> Tensor:
-    return f(w - by, s)
+def _at(f: Map, centre: float, size: float, height: float, w: Tensor, s: Strength) -> Tensor:
+    return f((w - centre) / size, s) * height
 
 
-def _shift_knots(knots: Knots, by: float, s: float) -> tuple[float, ...]:
-    return tuple(knot + by for knot in knots(s))
+def _knots_at(knots: Knots, centre: float, size: float, s: float) -> tuple[float, ...]:
+    return tuple(knot * size + centre for knot in knots(s))
 
 
-def _shift_limit(limit: Callable[[Tensor], Tensor], by: float, w: Tensor) -> Tensor:
-    return limit(w - by)
-
-
-def _scale_forward(f: Map, by: float, w: Tensor, s: Strength) -> Tensor:
-    return f(w / by, s) * by
-
-
-def _scale_backward(f: Map, by: float, w: Tensor, s: Strength) -> Tensor:
-    return f(w / by, s)
-
-
-def _scale_knots(knots: Knots, by: float, s: float) -> tuple[float, ...]:
-    return tuple(knot * by for knot in knots(s))
-
-
-def _scale_limit(limit: Callable[[Tensor], Tensor], by: float, w: Tensor) -> Tensor:
-    return limit(w / by) * by
+def _limit_at(f: Callable[[Tensor], Tensor], centre: float, size: float, w: Tensor) -> Tensor:
+    return f((w - centre) / size) * size

@@ -13,13 +13,6 @@ from proxbit.data.pixels import normalize
 from proxbit.data.recipes import RECIPES, Recipe
 
 __all__ = [
-    "RECIPES",
-    "Data",
-    "FolderSet",
-    "ImageSet",
-    "Loader",
-    "Recipe",
-    "fashion_mnist",
-    "normalize",
+    "RECIPES", "Data", "FolderSet", "ImageSet", "Loader", "Recipe", "fashion_mnist", "normalize",
     "open_data",
-]
+]  # fmt: skip

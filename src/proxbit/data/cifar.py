@@ -34,30 +34,17 @@ class CifarLayout:
 
 
 CIFAR10 = CifarLayout(
-    name="cifar10",
-    folder="cifar-10-batches-py",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test=("test_batch",),
-    labels="labels",
-    meta="batches.meta",
-    names="label_names",
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
-    torchvision="CIFAR10",
-)
+    name="cifar10", folder="cifar-10-batches-py", torchvision="CIFAR10",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)), test=("test_batch",), labels="labels",
+    meta="batches.meta", names="label_names",
+    mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616),
+)  # fmt: skip
 
 CIFAR100 = CifarLayout(
-    name="cifar100",
-    folder="cifar-100-python",
-    train=("train",),
-    test=("test",),
-    labels="fine_labels",
-    meta="meta",
-    names="fine_label_names",
-    mean=(0.5071, 0.4865, 0.4409),
-    std=(0.2673, 0.2564, 0.2762),
-    torchvision="CIFAR100",
-)
+    name="cifar100", folder="cifar-100-python", torchvision="CIFAR100",
+    train=("train",), test=("test",), labels="fine_labels", meta="meta", names="fine_label_names",
+    mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762),
+)  # fmt: skip
 
 
 def open_cifar(layout: CifarLayout, root: Path, download: bool = False) -> ImageSet:

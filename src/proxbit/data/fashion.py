@@ -11,17 +11,9 @@ import torch
 from proxbit.data.image_set import ImageSet
 
 CLASSES = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
+    "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
     "ankle boot",
-)
+)  # fmt: skip
 
 
 def fashion_mnist() -> ImageSet:
@@ -40,13 +32,8 @@ def fashion_mnist() -> ImageSet:
         np.load(file, allow_pickle=False) as archive,
     ):
         arrays = {name: torch.from_numpy(archive[name]) for name in archive.files}
+    x_train, x_test = (arrays[name].unsqueeze(1) for name in ("x_train", "x_test"))
+    y_train, y_test = (arrays[name].long() for name in ("y_train", "y_test"))
     return ImageSet(
-        name="fashion_mnist",
-        x_train=arrays["x_train"].unsqueeze(1),
-        y_train=arrays["y_train"].long(),
-        x_test=arrays["x_test"].unsqueeze(1),
-        y_test=arrays["y_test"].long(),
-        classes=CLASSES,
-        mean=(0.2864,),
-        std=(0.3537,),
+        "fashion_mnist", x_train, y_train, x_test, y_test, CLASSES, mean=(0.2864,), std=(0.3537,)
     )

@@ -58,26 +58,16 @@ RECIPES = {
         Recipe("none"),
         Recipe("crop", crop=0.125, flip=True),
         Recipe(
-            "timm",
-            crop=0.125,
-            flip=True,
-            policy="rand-m9-mstd0.5-inc1",
-            erasing=0.25,
-            mixup=0.8,
-            cutmix=1.0,
-            label_smoothing=0.1,
+            "timm", crop=0.125, flip=True, policy="rand-m9-mstd0.5-inc1", erasing=0.25, mixup=0.8,
+            cutmix=1.0, label_smoothing=0.1,
         ),
     )
-}
+}  # fmt: skip
 
 _LIMITS = {
-    "crop": 0.5,
-    "colour": 1.0,
-    "erasing": 1.0,
-    "mixup": math.inf,
-    "cutmix": math.inf,
+    "crop": 0.5, "colour": 1.0, "erasing": 1.0, "mixup": math.inf, "cutmix": math.inf,
     "label_smoothing": 1.0,
-}
+}  # fmt: skip
 
 
 def check_recipe(recipe: Recipe) -> None:

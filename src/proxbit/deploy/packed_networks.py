@@ -102,7 +102,8 @@ def _short(value: Any) -> str:
 def inspect_file(path: str | Path) -> Inspection:
     """Look into a packed file; its network is not built, so it may be an unknown one."""
     held = read(path)
-    stored = {name: place.stop - place.start for name, place in _places(path).items()}
+    places = read_container(Path(path)).places
+    stored = {name: place.stop - place.start for name, place in places.items()}
     parts = [_binary_part(weight) for weight in held.weights]
     owners: dict[str, list[str]] = {}
     for name in held.floats:
@@ -117,10 +118,6 @@ def inspect_file(path: str | Path) -> Inspection:
     summary = Summary(tuple(parts), length, binary + held.bytes_rest, bytes_header=header)
     registers = [(w.register_bits, w.slope) for w in held.weights if w.register_bits]
     return Inspection(str(path), length, held.about, next(iter(registers), None), summary)
-
-
-def _places(path: str | Path) -> dict[str, slice]:
-    return read_container(Path(path)).places
 
 
 def _binary_part(w: PackedWeight) -> Part:

@@ -55,10 +55,8 @@ def compare(hard: nn.Module, packed: nn.Module, batches: Iterable[Tensor]) -> Ag
         one, other = hard(x), packed(x)
         images += len(x)
         same += int((one.argmax(1) == other.argmax(1)).sum())
-        most, apart = (
-            max(most, float(one.abs().max())),
-            max(apart, float((one - other).abs().max())),
-        )
+        most = max(most, float(one.abs().max()))
+        apart = max(apart, float((one - other).abs().max()))
     return Agreement(images, same, apart / most if most else apart)
 
 

@@ -9,19 +9,6 @@ from proxbit.experiments.reproduce.running import Event, run_cell, run_grid
 from proxbit.experiments.selection.selecting import resume_select, select
 
 __all__ = [
-    "GRIDS",
-    "Cell",
-    "CellQuery",
-    "Event",
-    "Figure",
-    "Options",
-    "ResultLine",
-    "figure_for",
-    "paper_figures",
-    "plan",
-    "read_results",
-    "resume_select",
-    "run_cell",
-    "run_grid",
-    "select",
-]
+    "GRIDS", "Cell", "CellQuery", "Event", "Figure", "Options", "ResultLine", "figure_for",
+    "paper_figures", "plan", "read_results", "resume_select", "run_cell", "run_grid", "select",
+]  # fmt: skip

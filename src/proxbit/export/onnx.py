@@ -36,7 +36,7 @@ from proxbit.export.nbits import nbits_layer
 from proxbit.export.operators import as_operators, exchanged
 from proxbit.export.translation import fixed_lengths, translate, translate_freely
 from proxbit.nn.model_weights import require_binarized
-from proxbit.util.files import write_atomically
+from proxbit.util.files import require_place, write_atomically
 from proxbit.util.text import few, size, unknown_name_message
 
 OPERATORS = ("standard", "proxbit", "qonnx", "matmulnbits")
@@ -213,9 +213,7 @@ def _name_batch(graph: Any, fixed: dict[str, int]) -> dict[str, tuple[int | str,
 
 def _check_target(path: str | os.PathLike[str], operators: str, opset: int) -> Path:
     target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        why = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}"
-        raise ValueError(f"cannot write {str(path)!r}: {why}")
+    require_place(target)
     if operators not in OPERATORS:
         raise ValueError(unknown_name_message("operators", operators, OPERATORS))
     if opset not in OPSETS:

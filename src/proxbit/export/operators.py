@@ -112,19 +112,10 @@ class OperatorLayer(nn.Module):
         notes = {BITS_IN: int(self.takes_bits), BITS_OUT: int(self.hands_on_bits)}
         name = f"{'Binary' if self.binary else 'Weight'}{kind}"
         dtype = torch.uint8 if self.hands_on_bits else torch.float32
-        return _node(name, inputs, self.attributes | notes, shape, dtype)
-
-
-def _node(
-    name: str,
-    inputs: tuple[Tensor | None, ...],
-    attributes: dict[str, Any],
-    shape: Any,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::{name}", inputs, attributes, dtype=dtype, shape=shape, version=FORMAT
-    )
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{name}", inputs, self.attributes | notes, dtype=dtype, shape=shape,
+            version=FORMAT,
+        )  # fmt: skip
 
 
 def _attributes(layer: PackedLayer) -> dict[str, Any]:

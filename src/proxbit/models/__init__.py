@@ -18,20 +18,7 @@ from proxbit.models.weight_loading import Loaded, load_weights
 from proxbit.util.user_objects import user_object
 
 __all__ = [
-    "CifarResNet",
-    "Loaded",
-    "bireal_resnet",
-    "build",
-    "cifar_resnet",
-    "is_transformer",
-    "keeps_classes",
-    "load_weights",
-    "pretrained_classes",
-    "resnet8",
-    "resnet20",
-    "resnet32",
-    "resnet44",
-    "resnet56",
-    "tiny_vit",
-    "user_object",
-]
+    "CifarResNet", "Loaded", "bireal_resnet", "build", "cifar_resnet", "is_transformer",
+    "keeps_classes", "load_weights", "pretrained_classes", "resnet8", "resnet20", "resnet32",
+    "resnet44", "resnet56", "tiny_vit", "user_object",
+]  # fmt: skip

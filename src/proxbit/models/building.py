@@ -11,22 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.models import resnet
 from proxbit.models.bireal import STAGES, bireal_resnet
 from proxbit.models.from_timm import from_timm, import_timm, near_names
-from proxbit.models.mini import MINIS
-from proxbit.models.resnet import DEPTHS
-from proxbit.models.vit import tiny_vit
+from proxbit.models.resnet import DEPTHS, cifar_resnet
+from proxbit.models.vit import MINIS, tiny_vit
 from proxbit.util.modes import eval_mode
 from proxbit.util.text import first_line, unknown_name_message
 from proxbit.util.user_objects import user_object
 
 RESNETS: dict[str, Callable[..., nn.Module]] = {
-    "resnet8": resnet.resnet8,
-    "resnet20": resnet.resnet20,
-    "resnet32": resnet.resnet32,
-    "resnet44": resnet.resnet44,
-    "resnet56": resnet.resnet56,
+    **{f"resnet{depth}": partial(cifar_resnet, depth) for depth in DEPTHS},
     **{f"bireal_resnet{depth}": partial(bireal_resnet, depth) for depth in (*DEPTHS, *STAGES)},
 }
 OURS = (*RESNETS, "tiny_vit", *MINIS)

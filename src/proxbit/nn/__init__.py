@@ -16,24 +16,8 @@ from proxbit.nn.quantizers import InputQuantizer, Quantizer, WeightQuantizer
 from proxbit.nn.step_counter import StepCounter
 
 __all__ = [
-    "BinaryConv1D",
-    "BinaryConv1d",
-    "BinaryConv2d",
-    "BinaryLayer",
-    "BinaryLinear",
-    "BinaryMultiheadAttention",
-    "BinaryProduct",
-    "BinaryWeight",
-    "Form",
-    "InputQuantizer",
-    "Layout",
-    "Quantizer",
-    "StepCounter",
-    "WeightQuantizer",
-    "WrapAccumulator",
-    "cyclic",
-    "is_conv1d",
-    "layout_of",
-    "overflow_penalty",
-    "wrap",
-]
+    "BinaryConv1D", "BinaryConv1d", "BinaryConv2d", "BinaryLayer", "BinaryLinear",
+    "BinaryMultiheadAttention", "BinaryProduct", "BinaryWeight", "Form", "InputQuantizer", "Layout",
+    "Quantizer", "StepCounter", "WeightQuantizer", "WrapAccumulator", "cyclic", "is_conv1d",
+    "layout_of", "overflow_penalty", "wrap",
+]  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -176,75 +178,58 @@ def _require_whole(name: str, pieces: list[PackedWeight]) -> None:
 
 def check_weight(w: PackedWeight) -> None:
     """Raise a ValueError with one sentence where a weight contradicts itself."""
-    problem = _numbers(w) or _stream(w) or _rows(w) or _turned(w) or _scale(w) or _shift(w)
-    if problem:
+    for problem in chain(_numbers(w), _stream(w), _turned(w), _scale_and_shift(w)):
         raise ValueError(f"the binary weight {w.label!r} {problem}")
 
 
-def _numbers(w: PackedWeight) -> str | None:
+def _numbers(w: PackedWeight) -> Iterator[str]:
     if w.task not in TASKS:
-        return f"has an {unknown_name_message('task', w.task, TASKS)}"
+        yield f"has an {unknown_name_message('task', w.task, TASKS)}"
     if w.task == "BWAA" and not 2 <= w.register_bits <= 24:
-        return f"has a register of {w.register_bits} bits, not 2 to 24"
+        yield f"has a register of {w.register_bits} bits, not 2 to 24"
     if w.task != "BWAA" and w.register_bits != 0:
-        return f"has a register of {w.register_bits} bits, which {w.task} does not use: give 0"
+        yield f"has a register of {w.register_bits} bits, which {w.task} does not use: give 0"
     if not 0 < w.slope < math.inf:
-        return f"has the slope {w.slope}, not a positive one"
+        yield f"has the slope {w.slope}, not a positive one"
     if w.pad_value not in (-1, 0, 1):
-        return f"has the pad value {w.pad_value}, not 1, -1 or 0"
-    return None
+        yield f"has the pad value {w.pad_value}, not 1, -1 or 0"
 
 
-def _stream(w: PackedWeight) -> str | None:
+def _stream(w: PackedWeight) -> Iterator[str]:
     if len(w.shape) < 2 or min(w.shape) < 1:
-        return f"has the shape {w.shape}, not two or more sizes above 0"
+        yield f"has the shape {w.shape}, not two or more sizes above 0"
     count = math.prod(w.shape)
     if w.bits.dtype != torch.uint8 or tuple(w.bits.shape) != (byte_count(count),):
         given = f"{w.bits.dtype} of shape {tuple(w.bits.shape)}"
-        return f"has bits of {given}, not {byte_count(count)} bytes in one dimension"
+        yield f"has bits of {given}, not {byte_count(count)} bytes in one dimension"
     if count % 8 and int(w.bits[-1]) >> count % 8:
-        return f"has ones behind the last of its {count} bits"
-    return None
+        yield f"has ones behind the last of its {count} bits"
 
 
-def _rows(w: PackedWeight) -> str | None:
-    if w.rows is None:
-        return None
-    begin, end = w.rows
+def _turned(w: PackedWeight) -> Iterator[str]:
+    begin, end = w.rows or (0, w.shape[0])
     if begin < 0 or end - begin != w.shape[0]:
-        return f"covers the rows {begin} to {end}, but has {w.shape[0]} rows"
-    return None
+        yield f"covers the rows {begin} to {end}, but has {w.shape[0]} rows"
+    layout = w.layout or Layout()
+    if (w.layout and w.rows) or layout.groups < 1 or w.shape[0] % layout.groups:
+        yield f"has {w.shape[0]} outputs in the layout {w.layout}, which does not fit"
 
 
-def _turned(w: PackedWeight) -> str | None:
-    if w.layout is None:
-        return None
-    if w.rows is not None or w.layout.groups < 1 or w.shape[0] % w.layout.groups:
-        return f"has {w.shape[0]} outputs in the layout {w.layout}, which does not fit"
-    return None
+def _scale_and_shift(w: PackedWeight) -> Iterator[str]:
+    if w.scale is not None:
+        yield from _floats("scale", w.scale, sorted({1, w.shape[0]}))
+    if w.shift is not None:
+        if w.task == "BW":
+            yield "has a shift of its input, but BW has float inputs: give None"
+        groups = w.shift.numel() // w.shape[1]  # an input has shape[1] channels in each group
+        fits = groups >= 1 and w.shape[0] % groups == 0
+        yield from _floats("shift", w.shift, [w.shape[1] * groups if fits else w.shape[1]])
 
 
-def _scale(w: PackedWeight) -> str | None:
-    if w.scale is None:
-        return None
-    return _floats("scale", w.scale, sorted({1, w.shape[0]}))
-
-
-def _shift(w: PackedWeight) -> str | None:
-    if w.shift is None:
-        return None
-    if w.task == "BW":
-        return "has a shift of its input, but BW has float inputs: give None"
-    groups = w.shift.numel() // w.shape[1]  # an input has shape[1] channels in each group
-    fits = groups >= 1 and w.shape[0] % groups == 0
-    return _floats("shift", w.shift, [w.shape[1] * groups if fits else w.shape[1]])
-
-
-def _floats(what: str, given: Tensor, sizes: list[int]) -> str | None:
+def _floats(what: str, given: Tensor, sizes: list[int]) -> Iterator[str]:
     if given.dtype != torch.float32 or given.dim() != 1 or given.numel() not in sizes:
         wanted = " or ".join(map(str, sizes))
         found = f"{given.dtype} of shape {tuple(given.shape)}"
-        return f"has a {what} of {found}, not {wanted} float32 in one dimension"
+        yield f"has a {what} of {found}, not {wanted} float32 in one dimension"
     if not bool(given.isfinite().all()):
-        return f"has a {what} that is not finite"
-    return None
+        yield f"has a {what} that is not finite"

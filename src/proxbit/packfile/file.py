@@ -81,7 +81,7 @@ def read(path: str | Path) -> Contents:
 
 def _stored(contents: Contents, float_rest: str, tables: list[str]) -> dict[str, Tensor]:
     """Every tensor of the file under its name there."""
-    pairs = [pair for w in contents.weights for pair in _parts(w)]
+    pairs = [pair for w in contents.weights for pair in stored_parts(w)]
     for name, given in contents.floats.items():
         pairs += _floats(name, given.detach().cpu(), float_rest, name in tables)
     twice = _repeated(["__metadata__", *(name for name, _ in pairs)])
@@ -96,7 +96,8 @@ def _repeated(names: list[str]) -> str | None:
     return next((name for name, n in Counter(names).most_common(1) if n > 1), None)
 
 
-def _parts(w: PackedWeight) -> list[tuple[str, Tensor]]:
+def stored_parts(w: PackedWeight) -> list[tuple[str, Tensor]]:
+    """The tensors of a binary weight, each with its name in a file."""
     parts = ((part, getattr(w, part)) for part in PARTS)
     return [(f"{w.label}.{part}", t) for part, t in parts if t is not None]
 

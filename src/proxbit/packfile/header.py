@@ -11,6 +11,7 @@ from typing import Any
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.container import is_sizes, strict_json
 from proxbit.packfile.contents import About, Contents, PackedWeight, label
+from proxbit.util.schema import WORDS
 from proxbit.util.text import unknown_name_message
 
 VERSION = 1
@@ -28,10 +29,6 @@ _ABOUT = {
 }  # fmt: skip
 _LAYOUT = {"groups": int, "stacked": bool, "transposed": bool}
 _NONE: dict[str, type] = {}
-_WORDS = {
-    str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list",
-    dict: "an object",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,7 @@ def _require(
     for name, value in given.items():
         kinds = (int, float) if allowed[name] is float else (allowed[name],)
         if type(value) not in kinds:
-            word = _WORDS[allowed[name]]
+            word = WORDS[allowed[name]]
             raise ValueError(f"{where} has {str(value)[:80]!r} for {name}, not {word}")
 
 

@@ -9,8 +9,8 @@ import torch
 
 from proxbit.packfile.container import WIDTHS
 from proxbit.packfile.contents import Contents
-from proxbit.packfile.file import KEY
-from proxbit.packfile.header import PARTS, header_text
+from proxbit.packfile.file import KEY, stored_parts
+from proxbit.packfile.header import header_text
 from proxbit.packfile.narrow import is_table, row_count
 
 # In the order in which safetensors lays tensors out, and as it spells them.
@@ -34,14 +34,8 @@ def file_bytes(contents: Contents, *, float_rest: str = "float32", tables: str =
 
 def stored(contents: Contents, float_rest: str, tables: str) -> Stored:
     """Type and shape of every tensor of that file, by its name there."""
-    found: Stored = {}
-    for w in contents.weights:
-        parts = ((part, getattr(w, part)) for part in PARTS)
-        found |= {
-            f"{w.label}.{part}": (_NAMES[t.dtype], tuple(t.shape))
-            for part, t in parts
-            if t is not None
-        }
+    parts = [pair for w in contents.weights for pair in stored_parts(w)]
+    found: Stored = {name: (_NAMES[t.dtype], tuple(t.shape)) for name, t in parts}
     for name, t in contents.floats.items():
         found |= _float(name, t, float_rest, tables)
     return found

@@ -10,18 +10,6 @@ from proxbit.theory.repairs import Repair, repair
 from proxbit.theory.verdict import Phase, Verdict, check
 
 __all__ = [
-    "Phase",
-    "Recovered",
-    "Refused",
-    "Repair",
-    "Trail",
-    "TrailPoint",
-    "Verdict",
-    "check",
-    "draw",
-    "draw_linear_quantizer",
-    "follow",
-    "gallery",
-    "recover",
-    "repair",
-]
+    "Phase", "Recovered", "Refused", "Repair", "Trail", "TrailPoint", "Verdict", "check", "draw",
+    "draw_linear_quantizer", "follow", "gallery", "recover", "repair",
+]  # fmt: skip

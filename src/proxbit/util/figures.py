@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxbit.util.files import write_atomically
+from proxbit.util.files import require_place, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,24 +17,12 @@ LOOK = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
     "svg.fonttype": "none",  # letters stay letters: a third of the size, and they can be read aloud
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": "#777777",
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "xtick.major.size": 2,
-    "ytick.major.size": 2,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 3.4,
-    "lines.markeredgewidth": 0.9,
-    "lines.dashed_pattern": (2.6, 1.6),
-    "svg.hashsalt": "proxbit",
-}
+    "svg.hashsalt": "proxbit", "font.size": 7.5, "axes.titlesize": 8, "axes.linewidth": 0.6,
+    "axes.edgecolor": "#777777", "xtick.color": "#555555", "ytick.color": "#555555",
+    "xtick.labelsize": 6.5, "ytick.labelsize": 6.5, "xtick.major.size": 2, "ytick.major.size": 2,
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "lines.linewidth": 1.5,
+    "lines.markersize": 3.4, "lines.markeredgewidth": 0.9, "lines.dashed_pattern": (2.6, 1.6),
+}  # fmt: skip
 
 
 def check_place(path: str | Path) -> None:
@@ -42,9 +30,7 @@ def check_place(path: str | Path) -> None:
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a picture ends in .png or .svg, not {str(path)!r}")
-    if target.is_dir() or not target.parent.is_dir():
-        why = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}"
-        raise ValueError(f"cannot write {str(path)!r}: {why}")
+    require_place(target)
     _matplotlib()
 
 

@@ -47,6 +47,13 @@ def _settle(folder: Path) -> None:
         os.close(handle)
 
 
+def require_place(path: Path) -> None:
+    """Refuse a file that could not be written: in the place of a folder, or in none."""
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r}"
+        raise ValueError(f"cannot write {str(path)!r}: {why}")
+
+
 def lock_folder(folder: Path, doing: str) -> IO[str]:
     """Keep other processes out of a folder until the file that this returns is closed."""
     lock = open_lock(folder / LOCK)

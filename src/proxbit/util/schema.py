@@ -14,14 +14,9 @@ from proxbit.util.text import unknown_name_message
 T = TypeVar("T")
 
 WORDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-    tuple: "a list",
-}
+    str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object",
+    list: "a list", tuple: "a list",
+}  # fmt: skip
 
 
 def read_json(path: str | Path) -> Any:

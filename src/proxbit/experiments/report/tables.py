@@ -16,11 +16,8 @@ from proxbit.util.text import last_part
 
 LABELS = ("model", "dataset", "pipeline", "task", "block", "bits")
 SWITCHES = {
-    "scale": "scaling",
-    "norm": "normalization",
-    "pretrain": "pre-training",
-    "kd": "distillation",
-}
+    "scale": "scaling", "norm": "normalization", "pretrain": "pre-training", "kd": "distillation",
+}  # fmt: skip
 FLOAT = "FP"
 _DOWN = "protocols"  # a grid that has them lists its methods in rows, as the paper does
 
