@@ -8,8 +8,10 @@ struct WeightKernels;
 struct QuantizeKernels;
 struct WrapKernels;
 struct AttentionKernels;
+struct DepthwiseKernels;
 
 extern const AttentionKernels portable_attention;
+extern const DepthwiseKernels portable_depthwise;
 
 struct Backend {
   const char* name;
@@ -21,6 +23,7 @@ struct Backend {
   const QuantizeKernels& quantize;
   const WrapKernels& wrap;
   const AttentionKernels* attention = &portable_attention;
+  const DepthwiseKernels* depthwise = &portable_depthwise;
 };
 
 // The chosen one. At first the best that is supported, or the one that PROXBIT_KERNELS names.

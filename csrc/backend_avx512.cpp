@@ -12,6 +12,7 @@ extern const WeightKernels avx512_weight;
 extern const QuantizeKernels avx512_quantize;
 extern const WrapKernels avx512_wrap;
 extern const AttentionKernels avx512_attention;
+extern const DepthwiseKernels avx512_depthwise;
 
 static bool supported() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
@@ -22,6 +23,6 @@ static bool supported() {
 
 extern const Backend avx512_backend;
 const Backend avx512_backend = {"avx512", supported, true, avx512_binary, avx512_weight,
-                                avx512_quantize, avx512_wrap, &avx512_attention};
+                                avx512_quantize, avx512_wrap, &avx512_attention, &avx512_depthwise};
 
 }  // namespace proxbit

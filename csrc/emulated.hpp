@@ -3,6 +3,7 @@
 #include "attention_loops.hpp"
 #include "backend.hpp"
 #include "binary_words.hpp"
+#include "depthwise_loops.hpp"
 #include "quantize_loops.hpp"
 #include "weight_lanes.hpp"
 #include "weight_planes.hpp"
@@ -25,12 +26,13 @@ constexpr WeightKernels kWeight = {panel_place, kVectorBytes, exact, input8, pre
 constexpr QuantizeKernels kQuantize = kQuantizeLoops;
 constexpr WrapKernels kWrap = kWrapLoops;
 constexpr AttentionKernels kAttention = kAttentionLoops;
+constexpr DepthwiseKernels kDepthwise = kDepthwiseLoops;
 
 }  // namespace
 
 #define PROXBIT_EMULATED(name)                                                                  \
   extern const Backend name##_backend;                                                          \
   const Backend name##_backend = {#name,   supported, false, kBinary, kWeight, kQuantize, kWrap, \
-                                  &kAttention};
+                                  &kAttention, &kDepthwise};
 
 }  // namespace proxbit

@@ -119,6 +119,13 @@ PB_API int pb_binary_conv(const pb_binary* layer, const pb_window* window, const
                           const uint8_t* bits, float* out, uint8_t* out_bits, const pb_following* then,
                           int threads);
 
+/* The same for a convolution whose channels each have a window of their own: outputs is 1, groups are the channels,
+ * products and row_bytes the places of the window (at most 127). Panels are rows of bits here, on every backend: for
+ * each place ceil(groups / 8) bytes, a bit per channel. Bits may come in and go out, with bounds for each channel. */
+PB_API int pb_depthwise_conv(const pb_binary* layer, const pb_window* window, const float* x,
+                             const uint8_t* bits, float* out, uint8_t* out_bits,
+                             const pb_following* then, int threads);
+
 /* One layer with binary weights and float inputs. */
 typedef struct {
   int64_t outputs;        /* of one group */

@@ -185,6 +185,34 @@ Case conv_case(Random& random) {
   return {layer->about() + window.about + text({{"in_bits", in_bits}}), call};
 }
 
+// A layer whose panels are rows of bits, one for each place of the window.
+Case depthwise_case(Random& random) {
+  const bool in_bits = random.once_in(3), out_bits = random.once_in(2);
+  const Window window = draw_window(random, 1, in_bits);
+  pb_window w = window.shape;
+  const int64_t taps = w.kernel_h * w.kernel_w, bytes = (w.channels + 7) / 8;
+  const auto layer = draw_layer(random, w.channels, taps, 1, 1, w.channels, out_bits);
+  const auto panels = std::make_shared<Guarded>(random.bits(taps, 1, w.channels));
+  layer->shape.outputs = 1, layer->shape.groups = w.channels;
+  layer->shape.panels = panels->data(), layer->shape.panel_bytes = taps * bytes;
+  const auto input = std::make_shared<Input>(
+      Input{Guarded(random.inputs(in_bits ? 1 : w.in_size)),
+            Guarded(random.bits(in_bits ? w.batch * w.height * w.width : 0, 1, w.channels)), in_bits});
+  w.out_size = window.out_positions * (out_bits ? bytes : w.channels);
+  const int threads = static_cast<int>(random.from(1, 3));
+  const auto after = draw_after(random, window.out_positions, w.channels, out_bits);
+  const auto call = [=](Outputs& written) {
+    float* out = out_bits ? nullptr : written.floats(w.out_size);
+    uint8_t* bits = out_bits ? written.bytes(w.out_size) : nullptr;
+    const pb_following then = after ? after->with(written, window.out_positions, w.channels) : pb_following{};
+    const int code = pb_depthwise_conv(&layer->shape, &w, in_bits ? nullptr : input->floats.floats(),
+                                       in_bits ? input->bits.data() : nullptr, out, bits,
+                                       after ? &then : nullptr, threads);
+    return panels->intact() ? code : kNotTheSame;
+  };
+  return {layer->about() + window.about + text({{"in_bits", in_bits}}), call};
+}
+
 Case signs_case(Random& random) {
   const int64_t rows = random.from(1, 5), columns = random.size(100, 700);
   const int64_t stride = columns + random.from(0, 3), bytes = (columns + 7) / 8 + random.from(0, 5);
@@ -203,4 +231,5 @@ const std::vector<Law> binary_laws = {
     {"binary_linear", 600, linear_case},
     {"binary_long", 60, long_linear_case},
     {"binary_conv", 500, conv_case},
+    {"depthwise", 400, depthwise_case},
     {"signs", 200, signs_case}};

@@ -6,6 +6,7 @@ import ctypes
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from proxbit.kernels import inference as kernels
 from proxbit.packfile.bits import byte_count
 
 MOST_PRODUCTS = 65_504  # what the kernels of binary inputs can count
+MOST_TAPS = 127  # what the kernel of depthwise convolutions can count
 EXACT, INPUT8 = 0, 1
 
 
@@ -73,6 +75,17 @@ class PackedForm(NamedTuple):
         return byte_count(self.products)
 
     @property
+    def depthwise(self) -> bool:
+        """Whether binary inputs meet one window per channel, which has a kernel of its own."""
+        alone = self.groups > 1 and self.outputs == 1 and self.products == self.taps
+        return self.binary and alone and self.taps <= MOST_TAPS
+
+    @property
+    def takes_bits(self) -> bool:
+        """Whether its kernel takes inputs and gives outputs as bits."""
+        return self.binary and (self.groups == 1 or self.depthwise)
+
+    @property
     def served(self) -> bool:
         """Whether there is a kernel for it."""
         return not self.binary or 8 * self.row_bytes <= MOST_PRODUCTS
@@ -80,6 +93,8 @@ class PackedForm(NamedTuple):
 
 def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
     """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them."""
+    if form.depthwise:  # places of the window instead of channels
+        return _turned(rows, form.taps, form.groups)
     lib = kernels.library()
     make = lib.pb_make_panels if form.binary else lib.pb_make_weights
     laid = torch.empty(form.groups, _panel_bytes(form), dtype=torch.uint8)
@@ -91,11 +106,20 @@ def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
 
 def read_out(laid: Tensor, form: PackedForm, lib: Any) -> Tensor:
     """The reverse of :func:`lay_out`, by the library that laid them out."""
+    if form.depthwise:
+        signs = np.unpackbits(laid.numpy(), axis=1, count=form.groups, bitorder="little")
+        return torch.from_numpy(np.ascontiguousarray(signs.T))
     read = lib.pb_read_panels if form.binary else lib.pb_read_weights
     rows = torch.empty(form.groups, form.outputs, form.row_bytes, dtype=torch.uint8)
     for group, out in zip(laid, rows, strict=True):
         kernels.check(read(group.data_ptr(), form.outputs, _length(form), out.data_ptr()))
     return rows.flatten(0, 1)
+
+
+def _turned(rows: Tensor, taps: int, channels: int) -> Tensor:
+    """Of one sign per byte, [channels, taps], one per bit, [taps, bytes of channels]."""
+    signs = np.ascontiguousarray(rows.numpy().reshape(channels, taps).T)
+    return torch.from_numpy(np.packbits(signs, axis=1, bitorder="little"))
 
 
 def _length(form: PackedForm) -> int:
@@ -111,6 +135,13 @@ def _panel_bytes(form: PackedForm) -> int:
     return int(lib.pb_weight_bytes(form.outputs, form.products))
 
 
+def _laid_bytes(form: PackedForm) -> int:
+    """Bytes of all groups' weights as the kernels read them."""
+    if form.depthwise:
+        return form.taps * byte_count(form.groups)
+    return form.groups * _panel_bytes(form)
+
+
 def _require_lengths(
     form: PackedForm, laid: Tensor, scale: Tensor, bias: Tensor | None, shift: Tensor | None,
     bounds: tuple[Tensor, ...],
@@ -122,7 +153,7 @@ def _require_lengths(
     width, channels = form.outputs * form.groups, form.products // form.taps * form.groups
     lengths = {"scales": (scale, width), "biases": (bias, width), "thresholds": (shift, channels)}
     lengths |= {f"bounds {i}": (each, width) for i, each in enumerate(bounds)}
-    lengths["panels"] = (laid, form.groups * _panel_bytes(form))
+    lengths["panels"] = (laid, _laid_bytes(form))
     for what, (tensor, length) in lengths.items():
         if tensor is not None and tensor.numel() != length:
             raise ValueError(f"this layer has {length} {what}, not {tensor.numel()}")
@@ -167,6 +198,9 @@ class Kernel:
                 form.outputs, form.products, form.groups, *tensors, form.activation, form.precision
             )
         self.pointer = ctypes.byref(self.layer)
+        self.convolve_bits = (
+            self.lib.pb_depthwise_conv if form.depthwise else self.lib.pb_binary_conv
+        )
         self._seen: tuple[Any, Any, tuple[int, ...]] = (None, None, ())
 
     def linear(self, x: Tensor, then: kernels.Following | None = None) -> Tensor:
@@ -222,7 +256,7 @@ class Kernel:
             )
         else:
             out = self._empty(*sizes)
-            code = self.lib.pb_binary_conv(
+            code = self.convolve_bits(
                 self.pointer, place, *self._taken(x), *self._taking(out), then, threads
             )
         if code:
@@ -257,7 +291,7 @@ class Kernel:
             return place, sizes
         if x.dtype == torch.uint8:
             batch, height, width, _ = x.shape
-            channels = self.form.products // self.form.taps
+            channels = self.form.products // self.form.taps * self.form.groups
         else:
             batch, channels, height, width = x.shape
         sizes = (batch, *window.out_size(height, width))

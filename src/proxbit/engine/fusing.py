@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from proxbit.engine.norms import NORM, traced
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
-from proxbit.util.tracing import trace
 
 # Modules that treat every value by itself: what they do to a sum can be tabled.
 _ELEMENTWISE = (
@@ -62,17 +62,31 @@ class Folded(nn.Module):
         self.layer[0].forget()
 
 
-def fuse(net: nn.Module) -> None:
-    """Fold into each packed layer what may be folded."""
-    graph = trace(net, (PackedLayer,))
-    if graph is None:
+class FoldedNorm(Folded):
+    """The same for a norm that carries an activation, which still computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of the input."""
+        inner: Any = self.inner
+        return inner.act(inner.drop(x))
+
+
+def fuse(net: nn.Module, *, depthwise: bool = True) -> None:
+    """Fold into each packed layer what may be folded.
+
+    Args:
+        net: A packed network.
+        depthwise: Whether depthwise convolutions take and give bits.
+    """
+    found = traced(net, (PackedLayer,))
+    if found is None:
         return
-    modules = dict(net.named_modules(remove_duplicate=False))
+    graph, modules = found
     calls = Counter(id(modules[str(n.target)]) for n in graph.nodes if n.op == "call_module")
     for node in graph.nodes:
         if node.op == "call_module" and _is_ready(modules[str(node.target)]):
             names = list(_chain(node, modules, calls))
-            _fold(net, [(name, modules[name]) for name in names])
+            _fold(net, [(name, modules[name]) for name in names], depthwise)
 
 
 def unfuse(net: nn.Module) -> None:
@@ -102,17 +116,21 @@ def _chain(node: fx.Node, modules: dict[str, nn.Module], calls: Counter[int]) ->
         node = next(iter(node.users))
 
 
-def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]]) -> None:
+def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]], depthwise: bool) -> None:
     if not chain:
         return
     first = chain[0][1]
     assert isinstance(first, PackedLayer)
-    follow = _to_next_layer if first.form.binary else _to_activation
-    folded = follow(first, [module for _, module in chain[1:]])
-    for name, module in chain[1:]:
+    after = [module for _, module in chain[1:]]
+    if not first.form.binary:
+        folded = _to_activation(first, after)
+    else:
+        folded = _to_next_layer(first, after, depthwise)
+    for name, module in reversed(chain[1:]):  # the activation before the norm that carries it
         if any(module is each for each in folded):
-            owner, _, attribute = name.rpartition(".")
-            setattr(net.get_submodule(owner), attribute, Folded(module, first))
+            kind, place = (FoldedNorm if name.endswith(NORM) else Folded), name.removesuffix(NORM)
+            owner, _, attribute = place.rpartition(".")
+            setattr(net.get_submodule(owner), attribute, kind(net.get_submodule(place), first))
 
 
 def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
@@ -131,12 +149,12 @@ def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module
     return folded
 
 
-def _to_next_layer(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
+def _to_next_layer(first: PackedLayer, after: list[nn.Module], depthwise: bool) -> list[nn.Module]:
     """All modules up to the next binary layer, if only the signs of their outputs are used."""
     image = isinstance(first, PackedConv2d)
     allowed = (*_ELEMENTWISE, *PASSING, *(_CHANNELWISE if image else ()))
     last = next((i for i, module in enumerate(after) if isinstance(module, PackedLayer)), None)
-    if last is None or not _receives(first, after[last]):
+    if last is None or not _receives(first, after[last], depthwise):
         return _to_norm(first, after)
     between, target = after[:last], after[last]
     if any(module.training or not isinstance(module, allowed) for module in between):
@@ -180,11 +198,13 @@ def _is_fixed_norm(module: nn.Module) -> bool:
     return norm and module.running_mean is not None
 
 
-def _receives(first: PackedLayer, last: nn.Module) -> bool:
+def _receives(first: PackedLayer, last: nn.Module, depthwise: bool) -> bool:
     """Whether the bits of one layer are what the other takes."""
     if type(first) is not type(last) or not isinstance(last, PackedLinear | PackedConv2d):
         return False
-    if not last.form.binary or last.route != "bits" or first.shape[0] != last.shape[1]:
+    if last.route != "bits" or first.shape[0] != last.shape[1] * last.form.groups:
         return False
     zeros = not isinstance(last, PackedConv2d) or last.mode == "zeros"
-    return zeros and first.form.groups == last.form.groups == 1
+    forms = (first.form, last.form)
+    alone = depthwise or all(form.groups == 1 for form in forms)
+    return zeros and alone and all(form.takes_bits for form in forms)

@@ -115,7 +115,7 @@ class _PackedConv(PackedLayer):
         at, channels = (1, self.shape[1] * self.groups)
         last = x.dtype == torch.int8 or (x.dim() > 1 and x.stride(1) == 1 and not x.is_contiguous())
         if x.dtype in _BITS and self.sources:
-            x, at, channels = x.view(torch.uint8), -1, byte_count(self.shape[1])
+            x, at, channels = x.view(torch.uint8), -1, byte_count(channels)
         if x.dim() != dims or (not ops.is_traced() and x.shape[at] != channels):
             raise ValueError(
                 f"this layer takes images of {self.shape[1] * self.groups} channels in {dims} "

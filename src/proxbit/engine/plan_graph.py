@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from proxbit.engine.fusing import PASSING, activation_code
+from proxbit.engine.norms import traced
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
 from proxbit.engine.steps import AttentionStep, ConvStep, LinearStep, PoolStep
-from proxbit.util.tracing import trace
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _SUMS = (operator.add, operator.iadd, torch.add)
@@ -21,10 +21,11 @@ _SUMS = (operator.add, operator.iadd, torch.add)
 
 def make_plan(net: nn.Module, seen: dict[PackedLayer, Tensor]) -> fx.GraphModule | None:
     """The network as steps; None where it has no graph or a plan would gain nothing."""
-    graph = trace(net, (PackedLayer, PackedMultiheadAttention))
-    if graph is None or not _takes_one(graph):
+    taken = traced(net, (PackedLayer, PackedMultiheadAttention))
+    if taken is None or not _takes_one(taken[0]):
         return None
-    found = _Steps(net, graph, seen)
+    graph, modules = taken
+    found = _Steps(net, graph, modules, seen)
     found.place()
     if not found.steps:
         return None
@@ -44,9 +45,11 @@ def _takes_one(graph: fx.Graph) -> bool:
 class _Steps:
     """Finds steps in a graph and puts them there."""
 
-    def __init__(self, net: nn.Module, graph: fx.Graph, seen: dict[PackedLayer, Tensor]) -> None:
-        self.net, self.graph, self.seen = net, graph, seen
-        self.modules = dict(net.named_modules(remove_duplicate=False))
+    def __init__(
+        self, net: nn.Module, graph: fx.Graph, modules: dict[str, nn.Module],
+        seen: dict[PackedLayer, Tensor],
+    ) -> None:  # fmt: skip
+        self.net, self.graph, self.modules, self.seen = net, graph, modules, seen
         self.steps: dict[str, nn.Module] = {}
 
     def held(self) -> dict[str, Any]:
@@ -105,7 +108,7 @@ class _Steps:
         last = x.dtype == torch.int8 or (x.stride(1) == 1 and not x.is_contiguous())
         step = ConvStep(layer, last)
         chain, others = self._sum_behind(node, layer)
-        user = self._only_user(chain[-1]) if others else None
+        user = None if layer.target else self._only_user(chain[-1])
         code = 0 if user is None else activation_code(self._module(user))
         if user is not None and (code == 3 or (code == 1 and not layer.form.binary)):
             step.activation = code
@@ -188,8 +191,9 @@ class _Steps:
         if not isinstance(taker, ConvStep) or user.args[0] is not node:
             return False
         layer = taker.layer[0]
-        alone = layer.form.groups == 1 and layer.shift is None
-        return layer.form.binary and alone and layer.shape[1] == step.layer[0].shape[0]
+        alone = layer.form.takes_bits and layer.shift is None
+        channels = layer.shape[1] * layer.form.groups
+        return alone and channels == step.layer[0].shape[0]
 
 
 def _attribute(net: nn.Module, name: str) -> Any:

@@ -22,7 +22,7 @@ FEWEST = 24  # products per output, as in depthwise convolutions, below which we
 def guess_routes(net: nn.Module) -> None:
     """Choose without an input to measure with: layers with very few products compute unpacked."""
     for _, layer in packed_layers(net):
-        if layer.form.products < FEWEST:
+        if layer.form.products < FEWEST and not layer.form.depthwise:
             layer.take("float")
 
 

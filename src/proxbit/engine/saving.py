@@ -124,7 +124,7 @@ def _hard_weights(name: str, module: nn.Module) -> Iterator[PackedWeight]:
 def _floats(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every other tensor under the name that the float network has for it, tied ones repeatedly."""
     skip = own_names(net)
-    folded = [f"{name}." for name, module in net.named_modules() if isinstance(module, Folded)]
+    folded = _folded(net)
     for name, tensor in net.state_dict(keep_vars=True).items():
         if name not in skip:
             yield _unfolded(name, folded), tensor
@@ -134,11 +134,17 @@ def _floats(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.bias".lstrip("."), module.bias
 
 
+def _folded(net: nn.Module) -> list[str]:
+    """The beginnings of names inside the wrappers of fusing, the innermost first."""
+    found = [f"{name}." for name, module in net.named_modules() if isinstance(module, Folded)]
+    return found[::-1]
+
+
 def _unfolded(name: str, folded: list[str]) -> str:
-    """The name of a tensor without the wrapper that fusing put around its module."""
+    """The name of a tensor without the wrappers that fusing put around its module."""
     for prefix in folded:
         if name.startswith(prefix):
-            return prefix + name.removeprefix(f"{prefix}inner.")
+            name = prefix + name.removeprefix(f"{prefix}inner.")
     return name
 
 
@@ -172,12 +178,13 @@ def _about(net: nn.Module, weights: tuple[PackedWeight, ...]) -> About:
 
 def _replaced(net: nn.Module) -> Iterator[tuple[str, str]]:
     """The replacements that ``binarize`` made and that are still in place."""
+    folded = _folded(net)
     for name, module in net.named_modules():
         for attribute in module.__dict__.get("_proxbit_undo", {}):
             now = getattr(module, attribute)
             now = now.inner if isinstance(now, Folded) else now
             if isinstance(now, nn.Module):
-                yield f"{name}.{attribute}".lstrip("."), _kind(now)
+                yield _unfolded(f"{name}.{attribute}".lstrip("."), folded), _kind(now)
 
 
 def _kind(module: nn.Module) -> str:

@@ -22,7 +22,7 @@ from torch import nn
 from proxbit._version import __version__
 from proxbit.binarization.conversion import binary_weights
 from proxbit.engine.copying import packed_copy
-from proxbit.engine.fusing import Folded
+from proxbit.engine.fusing import unfuse
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned
 from proxbit.engine.routes import usual_input
@@ -134,11 +134,7 @@ def _is_packed(model: nn.Module) -> bool:
 
 def unfused(net: nn.Module) -> nn.Module:
     """Put back the modules that packed layers compute; the network is ours."""
-    for name, module in list(net.named_modules(remove_duplicate=False)):
-        if isinstance(module, Folded):
-            net.set_submodule(name, module.inner)
-    for _, layer in packed_layers(net):
-        layer.finish_with([])
+    unfuse(net)
     return net
 
 

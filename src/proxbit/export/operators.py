@@ -30,7 +30,7 @@ def as_operators(net: nn.Module) -> nn.Module:
         if not layer.sources:
             # A time measured here means nothing on another machine.
             layer.take("float" if _is_depthwise(layer) else "bits")
-    fuse(net)
+    fuse(net, depthwise=False)  # an operator with groups takes and gives floats
     return exchanged(net, operator_layer)
 
 

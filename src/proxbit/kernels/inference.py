@@ -94,6 +94,9 @@ _SIGNATURES: Signatures = {
     "pb_binary_conv": (
         c_int, [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, _FOLLOWING, c_int],
     ),
+    "pb_depthwise_conv": (
+        c_int, [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, _FOLLOWING, c_int],
+    ),
     "pb_weight_bytes": (c_size_t, [c_int64, c_int64]),
     "pb_make_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
     "pb_read_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 
-def trace(model: nn.Module, leaves: tuple[type[nn.Module], ...]) -> fx.Graph | None:
+def trace(
+    model: nn.Module,
+    leaves: tuple[type[nn.Module], ...],
+    forwards: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> fx.Graph | None:
     """The graph down to ``leaves`` and PyTorch's own modules; None where it cannot be traced.
 
     Tracing runs the user's forward with proxies, which it may store on itself: so trace a copy of
     the modules, sharing the tensors.
+
+    Args:
+        model: What to trace.
+        leaves: Modules that are one node each, besides those of PyTorch.
+        forwards: By the name of a module, what is recorded in place of its forward; it is given the
+            tracer, the module and the inputs.
     """
     shared = [*model.parameters(), *model.buffers()]
     try:
         twin = copy.deepcopy(model, {id(t): t for t in shared})
         with torch.random.fork_rng(devices=[]):  # a forward may draw numbers even on proxies
-            return _Tracer(leaves).record(twin)
+            return _Tracer(leaves).record(twin, forwards)
     except Exception:  # whatever a user's forward raises on a proxy
         return None
 
@@ -40,13 +52,15 @@ class _Tracer(fx.Tracer):
         """Whether a module is one node of the graph."""
         return isinstance(m, self.leaves) or super().is_leaf_module(m, module_qualified_name)
 
-    def record(self, root: nn.Module) -> fx.Graph:
+    def record(self, root: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> fx.Graph:
         """The graph of a model that is ours to change."""
         self.root, self.graph = root, fx.Graph(tracer_cls=type(self))
         self.tensor_attrs: dict[Any, str] = {}
         forward, arguments = self.create_args_for_root(type(root).forward, True)
         for name, module in root.named_modules():
-            if name and self.is_leaf_module(module, name):
+            if name in forwards:
+                module.forward = partial(forwards[name], self, module)
+            elif name and self.is_leaf_module(module, name):
                 self._stand_in_for(name, module)
             else:
                 self._stand_in_for_parameters(name, module)
