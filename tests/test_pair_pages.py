@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import proxbit as pb
 from proxbit.cli.root import app
-from proxbit.theory import galleries, lines, pictures
+from proxbit.theory import galleries, pictures
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,11 +94,11 @@ def test_the_linear_quantizer_has_a_panel_for_each_choice_of_its_shifts(tmp_path
     """Each half of a panel starts at varrho, and is flat within rho of 1: the pictures tell."""
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
     for path in (first, second):
-        lines.draw_linear_quantizer(path)
+        galleries.draw_linear_quantizer(path)
     assert first.read_bytes() == second.read_bytes()
     text = first.read_text(encoding="utf-8")
     for rho, varrho in ((0, 0.2), (0.2, 0.2), (0.2, 0)):
-        assert f">{lines.RHO} = {rho:g}, {lines.VARRHO} = {varrho:g}<" in text
+        assert f">{galleries.RHO} = {rho:g}, {galleries.VARRHO} = {varrho:g}<" in text
     drawn = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="([^"]*)"', text)
     halves = [d for d, style in drawn if pictures.FORWARD.lower() in style]
     heights = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", d)] for d in halves]
@@ -113,7 +113,7 @@ def test_the_linear_quantizer_has_a_panel_for_each_choice_of_its_shifts(tmp_path
 @pytest.mark.parametrize("panels", [(), ((0.2, 2.0),), ((-1.0, 0.0),)])
 def test_a_panel_that_cannot_be_is_refused(panels, tmp_path):
     with pytest.raises(ValueError, match="a panel is two shifts from 0 to 1"):
-        lines.draw_linear_quantizer(tmp_path / "a.svg", panels)
+        galleries.draw_linear_quantizer(tmp_path / "a.svg", panels)
 
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -32,13 +32,7 @@ PACKED_COLUMNS = ("float\nbytes", "file\nbytes", "times\nsmaller", "other\nclass
                   "outputs\nwithin", "float\nms", "packed\nms")  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class _End:
-    """One network after packing."""
-
-    name: str
-    done: PackedRun
-    speed: Speed
+_End: TypeAlias = tuple[str, PackedRun, Speed]  # one network after packing, with its name
 
 
 def demo(console: Console, quick: bool = False) -> None:
@@ -79,7 +73,7 @@ def _pack(folder: Path, method: str, task: str, seconds: float) -> _End:
     held = read(done.path)
     packed, plain = (make(done.path, held) for make in (packed_network, float_network))
     speed = measure(packed, plain, noise(1, *(held.about.input or {})["shape"]), seconds)
-    return _End(f"{method.upper()} {task}", done, speed)
+    return f"{method.upper()} {task}", done, speed
 
 
 def _table(results: list[dict[str, Any]], base: dict[str, Any]) -> Table:
@@ -102,21 +96,20 @@ def _table(results: list[dict[str, Any]], base: dict[str, Any]) -> Table:
 
 def _packed_table(ends: list[_End]) -> Table:
     """One line per file."""
-    speed = ends[0].speed
+    _, first, speed = ends[0]
     table = Table(
         title="The same networks, packed",
         caption="The network of the file beside the hard one it came from: of "
-        f"{ends[0].done.agreement.images:,} test images, how many got another class; the largest "
+        f"{first.agreement.images:,} test images, how many got another class; the largest "
         "difference of an output, relative to the largest output; and the median time of one image "
         f"beside float32 torch ({speed.threads} thread(s), {speed.kernels} kernels). A network "
         "this small gains little.",
     )
     _head(table, PACKED_COLUMNS)
-    for end in ends:
-        done, speed, agreed = end.done, end.speed, end.done.agreement
-        held = done.summary.bytes_float
+    for name, done, speed in ends:
+        agreed, held = done.agreement, done.summary.bytes_float
         table.add_row(
-            end.name, f"{held:,}", f"{done.bytes:,}", f"{held / done.bytes:.1f}",
+            name, f"{held:,}", f"{done.bytes:,}", f"{held / done.bytes:.1f}",
             f"{agreed.images - agreed.same:,}", f"{agreed.difference:.0e}",
             f"{speed.float32.median:.2f}", f"{speed.packed.median:.2f}",
         )  # fmt: skip

@@ -2,8 +2,7 @@
 
 from proxbit.theory.bound import TrailPoint
 from proxbit.theory.following import Trail, follow
-from proxbit.theory.galleries import gallery
-from proxbit.theory.lines import draw_linear_quantizer
+from proxbit.theory.galleries import draw_linear_quantizer, gallery
 from proxbit.theory.pictures import draw
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.repairs import Repair, repair

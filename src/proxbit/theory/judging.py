@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxbit.theory.axis import REACH, Axis, Bools, runs
+from proxbit.theory.axis import REACH, Axis, Bools, describe, runs
 from proxbit.theory.curves import Array, Curve, cuts
-from proxbit.theory.places import describe
 
 VARIES = 1e-6  # a change of B that counts, relative to the largest |B| of its stretch
 CLEAR = 64  # roundings that a movement must exceed to prove something

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from proxbit.core.pairs import Pair
-from proxbit.theory.axis import Axis
+from proxbit.theory.axis import Axis, Segment
 from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out
-from proxbit.theory.places import Segment
 from proxbit.theory.recovery import Recovered, Refused, recover
 from proxbit.theory.verdict import Verdict, check
 from proxbit.util.figures import check_place, write_figure

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from proxbit.core.pairs import Pair
-from proxbit.theory.axis import Axis, gap_of, runs
+from proxbit.theory.axis import Axis, Segment, free_segments, gap_of, runs
 from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out
-from proxbit.theory.places import Segment, free_segments
 from proxbit.theory.verdict import check
 
 

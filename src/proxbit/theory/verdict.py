@@ -11,10 +11,9 @@ import numpy as np
 from proxbit.core.methods import PC, Method
 from proxbit.core.pairs import Pair, sharpened
 from proxbit.core.schedules import Schedule
-from proxbit.theory.axis import REACH
+from proxbit.theory.axis import REACH, Segment, describe, free_segments
 from proxbit.theory.judging import VARIES, judge
 from proxbit.theory.layout import lay_out
-from proxbit.theory.places import Segment, describe, free_segments
 from proxbit.util.text import percent
 
 Answer = Literal["admitted", "refused", "not resolved", "admitted in part"]

@@ -36,7 +36,7 @@ def calibrate_inputs(model: nn.Module, float_model: nn.Module, batches: Iterable
     layers = dict(_binary_inputs(model))
     images = list(batches)
     # PyTorch's attention reads the weights of its last layer and passes hooks by: it is left alone.
-    means = _measured(float_model, dict.fromkeys(layers, _identity), images)
+    means = _measured(float_model, dict.fromkeys(layers, nn.Identity()), images)
     layers = {name: layer for name, layer in layers.items() if name in means}
     shifts = {
         name: None if _inputs(layer).shift is None else means[name]
@@ -92,10 +92,6 @@ def _measured(model: nn.Module, what: dict[str, Any], batches: Iterable[Any]) ->
         for x in batches:
             call(model, x)
     return {name: total / counts[name] for name, total in sums.items()}
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
 
 
 def _size(x: Tensor, shift: Tensor | None) -> Tensor:

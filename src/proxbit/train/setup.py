@@ -271,9 +271,8 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
     config, model = prepared.config, prepared.model
     if config.attention_norm:
         add_attention_norms(model)
-        batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
         if config.weights is not None:
-            calibrate_norms(model, [x for x, _ in islice(batches, 4)])
+            calibrate_norms(model, _some_images(prepared))
     calibrates = config.task != "BW" and config.weights is not None and is_transformer(model)
     before = copy.deepcopy(model) if calibrates else None
     method = with_options(prepared.method, config)
@@ -285,14 +284,19 @@ def _binary(prepared: PreparedRun) -> PreparedRun:
             only=_globs(config.only), skip=_globs(config.skip), relu=RELUS[config.relu or "keep"],
         )  # fmt: skip
     if before is not None:
-        batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
-        calibrate_inputs(model, before, [x for x, _ in islice(batches, 4)])
+        calibrate_inputs(model, before, _some_images(prepared))
     model.to(memory_format=_layout(model))  # type: ignore[call-overload]
     line = f"{sum(each.binary for each in report.layers)} of {len(report.layers)} layers are binary"
     notes = (*prepared.notes, line, *report.notes)
     return replace(
         prepared, notes=notes, sizes=(report.bytes_float, _packed_bytes(prepared, report))
     )
+
+
+def _some_images(prepared: PreparedRun) -> list[Tensor]:
+    """A few batches of training images as they are."""
+    batches = prepared.loader("train", augment=False, device=torch.device("cpu")).epoch(0)
+    return [x for x, _ in islice(batches, 4)]
 
 
 def _packed_bytes(prepared: PreparedRun, report: Report) -> int:

@@ -224,13 +224,8 @@ class Trainer:
         # Dropout must not depend on how often the run was interrupted, nor repeat in each process.
         _seed(self.dist.device, _mixed(self.config.seed, self.progress.step, self.dist.rank))
         set_lr(self.optimizer, self.lr)
-        parts = list(
-            zip(
-                x.chunk(self.config.grad_accum_steps),
-                y.chunk(self.config.grad_accum_steps),
-                strict=True,
-            )
-        )
+        chunks = (t.chunk(self.config.grad_accum_steps) for t in (x, y))
+        parts = list(zip(*chunks, strict=True))
         losses = []
         # Only now: freed after the step, gradients let the heap shrink and grow again each time.
         self.optimizer.zero_grad()
@@ -242,7 +237,8 @@ class Trainer:
                 self.dist.backward(loss)
         # The mean over all processes, so that they refuse it together or not at all.
         (self.last_loss,) = self.dist.all_sum(float(sum(losses)) / self.dist.world)
-        self._refuse_divergence(self.last_loss, x)
+        with self.dist.autocast():
+            refuse_divergence(self.last_loss, self.progress.step, self.core, x)
         if self.config.clip_norm is not None:
             self.dist.clip_grad_norm(self.model, self.optimizer, self.config.clip_norm)
         self.dist.step(self.optimizer)
@@ -250,10 +246,6 @@ class Trainer:
             self.average.update(self.core)
         self.progress.loss += self.last_loss
         self.progress.step += 1
-
-    def _refuse_divergence(self, loss: float, x: Tensor) -> None:
-        with self.dist.autocast():
-            refuse_divergence(loss, self.progress.step, self.core, x)
 
     def _change_phase(self) -> None:
         """Harden the network when its step has come; it turns sharp by its hooks."""

@@ -7,8 +7,15 @@ from html import escape
 from pathlib import Path
 
 from proxbit.experiments.report.claims import FAILS, HOLDS
-from proxbit.experiments.report.parts import Claim, Entry, ResultsReport, Section, Table
-from proxbit.experiments.report.wording import HOW_TO_READ, TITLE
+from proxbit.experiments.report.parts import (
+    HOW_TO_READ,
+    TITLE,
+    Claim,
+    Entry,
+    ResultsReport,
+    Section,
+    Table,
+)
 
 _BESIDE = Path(__file__)
 _KINDS = {HOLDS: "holds", FAILS: "fails"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from proxbit.experiments.report.cells import Outcome, figures, how_trained, is_number
 from proxbit.experiments.report.claims import decision, difference
@@ -41,7 +41,15 @@ def packed_table(found: Sequence[Outcome]) -> Table:
     sizes, speeds = ("float", "packed", "smaller"), ("float ms", "packed ms", "faster")
     head = ("grid", "preset", *_AXES, "more", *sizes, *speeds, "device")
     cells = [cell for cell in found if cell.packed("bytes") is not None]
-    rows = tuple((*_names(cell), *_sizes(cell), *_speeds(cell), _device(cell)) for cell in cells)
+    rows = tuple(
+        (
+            *_names(cell),
+            *_beside(cell.mean("bytes_float"), cell.packed("bytes"), size),
+            *_beside(cell.packed("float_ms"), cell.packed("ms"), "{:.3g}".format),
+            Entry(", ".join(dict.fromkeys(line.device for line in cell.done))),
+        )
+        for cell in cells
+    )
     notes = ("One image at a time; the float network has the same hard weights.",)
     return Table("Size and speed of the packed networks", head, rows, notes)
 
@@ -56,29 +64,14 @@ def _more(key: Mapping[str, str]) -> str:
     return ", ".join(value for axis, value in key.items() if axis not in _AXES)
 
 
-def _sizes(cell: Outcome) -> list[Entry]:
-    before, after = cell.mean("bytes_float"), cell.packed("bytes")
-    shown = [Entry() if each is None else Entry(size(each), sort=each) for each in (before, after)]
-    return [*shown, _times(before, after)]
-
-
-def _speeds(cell: Outcome) -> list[Entry]:
-    before, after = cell.packed("float_ms"), cell.packed("ms")
-    shown = [
-        Entry() if each is None else Entry(f"{each:.3g}", sort=each) for each in (before, after)
-    ]
-    return [*shown, _times(before, after)]
-
-
-def _times(before: float | None, after: float | None) -> Entry:
-    """How many times less, if both are known."""
+def _beside(
+    before: float | None, after: float | None, words: Callable[[float], str]
+) -> list[Entry]:
+    """Two figures, and how many times less the second is, as far as they are known."""
+    shown = [Entry() if x is None else Entry(words(x), sort=x) for x in (before, after)]
     if before is None or not after:
-        return Entry()
-    return Entry(f"{before / after:.3g} x", sort=before / after)
-
-
-def _device(cell: Outcome) -> Entry:
-    return Entry(", ".join(dict.fromkeys(line.device for line in cell.done)))
+        return [*shown, Entry()]
+    return [*shown, Entry(f"{before / after:.3g} x", sort=before / after)]
 
 
 def verdicts_table(lines: Sequence[ResultLine]) -> Table:

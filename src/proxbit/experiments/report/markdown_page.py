@@ -6,8 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 
-from proxbit.experiments.report.parts import Entry, ResultsReport, Table
-from proxbit.experiments.report.wording import HOW_TO_READ, TITLE
+from proxbit.experiments.report.parts import HOW_TO_READ, TITLE, Entry, ResultsReport, Table
 
 
 def to_markdown(report: ResultsReport) -> str:

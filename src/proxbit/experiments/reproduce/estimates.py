@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
@@ -45,7 +44,8 @@ def seconds_of(cell: Cell, options: Options) -> float:
     try:
         config = config_of(cell, options, "")
     except Missing:  # nothing given yet: as if it were
-        config = config_of(cell, _supposed(options), "")
+        given = replace(options, data=(("*", "npz:"),), weights=(("*", "pretrained"),))
+        config = config_of(cell, given, "")
     images = _IMAGES["fashion" if config.data == "fashion" else cell.axes["dataset"]]
     batch_size = config.batch_size or BATCH_SIZE
     steps = -(-images // batch_size)
@@ -55,21 +55,12 @@ def seconds_of(cell: Cell, options: Options) -> float:
     return START + work / (_SHARE * speed())
 
 
-def _supposed(options: Options) -> Options:
-    return replace(options, data=(("*", "npz:"),), weights=(("*", "pretrained"),))
-
-
 def _work(config: Config) -> float:
     """Operations to train on one image."""
     macs = _MACS.get(config.model.partition(".")[0], _OTHER)  # whatever its weights
     if config.model.startswith("timm/") and config.image_size:
         macs *= (config.image_size / 224) ** 2
     return 1e6 * macs * _TRAINING
-
-
-def total(cells: Iterable[Cell], options: Options) -> float:
-    """Seconds of cells, one after another."""
-    return sum(seconds_of(cell, options) for cell in cells)
 
 
 def duration(seconds: float) -> str:

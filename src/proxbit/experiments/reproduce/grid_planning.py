@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from proxbit.experiments.reproduce.blocks import block_names
 from proxbit.experiments.reproduce.configs import Options
-from proxbit.experiments.reproduce.estimates import duration, total
+from proxbit.experiments.reproduce.estimates import duration, seconds_of
 from proxbit.experiments.reproduce.grids import (
     GRIDS,
     Cell,
@@ -55,11 +55,11 @@ def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
     ``model`` stands for the preset's own, whose blocks a grid may need.
     """
     grid = find_grid(query.grid)
-    cells = [
-        cell
-        for row in rows_of(query)
-        for cell in _cells(grid, row, query.preset, query.seeds, model)
-    ]
+    cells = []
+    for row in rows_of(query):
+        own = model or PRESETS[query.preset].model(row.model, row.dataset)
+        blocks = block_names(own) if grid.blocks else ()
+        cells += cells_of(grid, row, query.preset, query.seeds, blocks)
     for axis in ("pipeline", "task", "method"):
         wanted = tuple(each.lower() for each in getattr(query, f"{axis}s"))
         _refuse_unknown(axis, wanted, cells)
@@ -76,14 +76,6 @@ def _refuse_unknown(axis: str, wanted: Sequence[str], cells: Sequence[Cell]) -> 
     for name in wanted:
         if name not in [each.lower() for each in known]:
             raise ValueError(unknown_name_message(axis, name, known))
-
-
-def _cells(
-    grid: Grid, row: Row, preset: str, seeds: Sequence[int] | None, model: str | None
-) -> list[Cell]:
-    own = PRESETS[preset].model(row.model, row.dataset)
-    blocks = block_names(model or own) if grid.blocks else ()
-    return cells_of(grid, row, preset, seeds, blocks)
 
 
 def overview() -> str:
@@ -103,4 +95,4 @@ def _size(grid: Grid, preset: str) -> str:
         cells = plan(CellQuery(grid.name, preset))
     except ValueError:  # its blocks are those of a model of timm
         return "needs timm"
-    return f"{len(cells)}, {duration(total(cells, Options()))}"
+    return f"{len(cells)}, {duration(sum(seconds_of(cell, Options()) for cell in cells))}"

@@ -240,18 +240,15 @@ def cells_of(
 
     Without ``seeds`` a cell has as many as in the paper in its preset, and one in the others.
     """
-    found = []
-    for (pipeline, task), extra, method, seed in (
-        (run, extra, method, seed)
-        for run in row.runs
-        for extra, methods in _columns(grid, blocks, run[0])
+    place = {"model": row.model, "dataset": row.dataset}
+    return [
+        Cell(grid.name, row.name, tuple((place | run | extra).items()), seed, preset)
+        for pipeline, task in row.runs
+        for extra, methods in _columns(grid, blocks, pipeline)
         for method in methods
-        for seed in (row.seeds(run[0], preset) if seeds is None else seeds)
-    ):
-        axes = {"model": row.model, "dataset": row.dataset, "pipeline": pipeline, "task": task}
-        key = (axes | {"method": method} | extra).items()
-        found.append(Cell(grid.name, row.name, tuple(key), seed, preset))
-    return found
+        for run in ({"pipeline": pipeline, "task": task, "method": method},)
+        for seed in (row.seeds(pipeline, preset) if seeds is None else seeds)
+    ]
 
 
 def _columns(

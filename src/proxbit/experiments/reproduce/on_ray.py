@@ -65,17 +65,13 @@ def run_grid(
         ended, tell = keep_endings(watch)
         left = to_do(cells, options, folder, tell)
         progress = ray.remote(num_cpus=0, max_restarts=-1)(NodeBoard).remote()
-        place, task = (str(Path(folder).resolve()), str(Path.cwd())), _task(ray, cpus, gpus)
+        place = str(Path(folder).resolve()), str(Path.cwd())
+        # Ray runs a task again elsewhere when its worker dies.
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES_MORE)(run_there)
         refs = {task.remote(cell, options, *place, progress): cell for cell in left}
         for cell, ref in _as_they_end(ray, refs, progress, watch):
             tell(finish_cell(cell, partial(_fetch, ray, ref), folder))
         return ended
-
-
-def _task(ray: Any, cpus: float, gpus: float) -> Any:
-    """A cell as a task of Ray, which runs it again elsewhere when its worker dies."""
-    resources = {"num_cpus": cpus, "num_gpus": gpus}
-    return ray.remote(**resources, max_retries=TRIES_MORE)(run_there)
 
 
 def run_there(cell: Cell, options: Options, folder: str, home: str, progress: Any) -> ResultLine:

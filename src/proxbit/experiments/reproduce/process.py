@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from proxbit.experiments.reproduce.configs import check_alike
 from proxbit.train.config import Config
@@ -135,7 +136,7 @@ def _last_words(log: Path, began: int, status: int) -> str:
     return (said or lines or [f"the process ended with status {status}"])[-1]
 
 
-def read_about(run: Path) -> dict[str, object]:
+def read_about(run: Path) -> dict[str, Any]:
     """The circumstances of a run."""
-    about: dict[str, object] = read_json(run / "about.json")
+    about: dict[str, Any] = read_json(run / "about.json")
     return about

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,5 @@ def sole_writer(folder: str | Path) -> Iterator[None]:
     own = SoleFolder(folder, "writing results into")
     with own.making():
         pass
-    try:
+    with closing(own):
         yield
-    finally:
-        own.close()

@@ -82,10 +82,10 @@ def run_cell(cell: Cell, options: Options, folder: str | Path, watch: Watch = ig
         if needs_float(cell, options):
             _train_float(cell, options, folder, watch)
         train(config, run, lambda records: watch(_running(cell, config, records)))
-        line = _line(cell, run, time.monotonic() - began)
+        line = _line(cell, RunFolder(run).options(), run, time.monotonic() - began)
     except Broken as error:
         told = str(error).replace(f"{Path(folder)}/", "")
-        return _broken(cell, config, run, told, time.monotonic() - began)
+        return _line(cell, config, run, time.monotonic() - began, told)
     wanted = PRESETS[cell.preset].measure if options.measure is None else options.measure
     return replace(line, packed=_packed(run)) if wanted and not cell.is_float else line
 
@@ -115,34 +115,22 @@ def _packed(run: Path) -> dict[str, Any] | None:
         return None
 
 
-def _line(cell: Cell, run: Path, seconds: float) -> ResultLine:
-    """The line of a finished run; one that was interrupted took longer than this call."""
-    config = RunFolder(run).options()
-    result = read_result(run) or {}
-    curve = [record.to_dict() for record in read_records(run / "metrics.jsonl")]
-    return ResultLine(
-        grid=cell.grid, row=cell.row, preset=cell.preset, key=cell.axes, seed=cell.seed,
-        config=as_published(config), result=result, error=None, curve=curve,
-        verdict=verdict_of(config), packed=None, **_circumstances(read_about(run)),
-        seconds=round(max(seconds, result["seconds"]), 3),
-    )  # fmt: skip
-
-
-def _broken(cell: Cell, config: Config, run: Path, error: str, seconds: float) -> ResultLine:
+def _line(
+    cell: Cell, config: Config, run: Path, seconds: float, error: str | None = None
+) -> ResultLine:
+    """The line of a run that ended, or broke; one that was interrupted took longer than this."""
     known = read_about(run) if (run / "about.json").is_file() else about([])
+    result = None if error else read_result(run)
+    records = [] if error else read_records(run / "metrics.jsonl")
+    names = ("proxbit", "torch", "numpy", "python", "cores", "threads")
     return ResultLine(
         grid=cell.grid, row=cell.row, preset=cell.preset, key=cell.axes, seed=cell.seed,
-        config=as_published(config), result=None, error=error, curve=[], verdict=verdict_of(config),
-        packed=None, **_circumstances(known), seconds=round(seconds, 3),
+        config=as_published(config), result=result, error=error, packed=None,
+        curve=[record.to_dict() for record in records], verdict=verdict_of(config),
+        versions={name: known[name] for name in names}, commit=known["commit"],
+        device=known["device"], started=known["started"],
+        seconds=round(max(seconds, result["seconds"] if result else 0.0), 3),
     )  # fmt: skip
-
-
-def _circumstances(known: dict[str, Any]) -> dict[str, Any]:
-    names = ("proxbit", "torch", "numpy", "python", "cores", "threads")
-    return {
-        "commit": known["commit"], "versions": {name: known[name] for name in names},
-        "device": known["device"], "started": known["started"],
-    }  # fmt: skip
 
 
 def done_lines(folder: str | Path) -> dict[Cell, ResultLine]:

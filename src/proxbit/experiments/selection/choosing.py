@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from proxbit.experiments.selection.candidates import Candidate
-from proxbit.experiments.selection.halving import Rung, mean_gap, noise
+from proxbit.experiments.selection.halving import Rung, noise
 from proxbit.experiments.selection.trials import Trial
 from proxbit.train.config import Config
 
@@ -180,7 +180,7 @@ def _rival(best: str, other: str, rungs: Sequence[Rung], trials: Sequence[Trial]
         found = scores(trials, rung)
         if best in found and other in found:
             images = next(t.n for t in trials if t.rung == rung.number and t.method == best)
-            gap = mean_gap(found[best], found[other])
+            gap = fmean(found[best]) - fmean(found[other])
             return Rival(other, rung.number, gap, noise(found[best], found[other], images))
     for trial in trials:
         if trial.method == other and trial.error is not None:

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist, variance
 
 from proxbit.experiments.report.statistics import t_bound
 
@@ -116,8 +116,3 @@ def noise(first: Sequence[float], second: Sequence[float], images: int) -> float
         return drawing
     spread = math.sqrt((variance(first) + variance(second)) / runs)
     return max(drawing, t_bound(2 * runs - 2) * spread)
-
-
-def mean_gap(first: Sequence[float], second: Sequence[float]) -> float:
-    """Mean accuracy of the first minus that of the second."""
-    return fmean(first) - fmean(second)
