@@ -125,7 +125,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_from_the_start(
         raise Killed
 
     with monkeypatch.context() as patch, suppress(Killed):
-        patch.setattr("proxbit.train.trainer.save_checkpoint", kill)
+        patch.setattr("proxbit.train.checkpoint.save_checkpoint", kill)
         list(fit(config, tmp_path / "run"))
     assert load_checkpoint(tmp_path / "run" / LAST)[1]["begun"] is False
     assert len(list(resume_run(tmp_path / "run"))) == config.epochs

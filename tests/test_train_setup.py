@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import proxbit as pb
-from proxbit.binarization.conversion import binary_weights, named_quantizers, quantizers
 from proxbit.core import methods
 from proxbit.core.methods import METHODS
 from proxbit.core.schedules import Constant
 from proxbit.models import build
+from proxbit.nn.model_weights import binary_weights, named_quantizers, quantizers
 from proxbit.train.config import Config
 from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 from proxbit import nn
 from proxbit._version import __version__
 from proxbit.binarization.attachment import attach
-from proxbit.binarization.conversion import (
-    binarize,
-    binary_weights,
-    latent_parameters,
-    restore,
-    set_strength,
-)
+from proxbit.binarization.conversion import binarize, restore
 from proxbit.binarization.diagnosis import diagnose
 from proxbit.binarization.hardening import gap, harden, hardened, recalibrate, sharpen
 from proxbit.binarization.layer_choice import SWAPS
@@ -51,6 +45,7 @@ from proxbit.core.tasks import Task
 from proxbit.engine import KernelWarning, load, pack, save, summary
 from proxbit.nn import overflow_penalty
 from proxbit.nn.autograd import quantize
+from proxbit.nn.model_weights import binary_weights, latent_parameters, set_strength
 from proxbit.nn.probing import probe
 from proxbit.util.notices import SettingsWarning
 

@@ -11,11 +11,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from proxbit.binarization import advice
-from proxbit.binarization.conversion import binary_weights, named_quantizers, once, quantizers
 from proxbit.binarization.resuming import OptimizerMemory, bare, unwrapped
 from proxbit.core.methods import Method
 from proxbit.nn import BinaryWeight, Quantizer, StepCounter
-from proxbit.nn.model_weights import require_binarized
+from proxbit.nn.model_weights import (
+    binary_weights,
+    named_quantizers,
+    once,
+    quantizers,
+    require_binarized,
+)
 
 # Which optimizers are attached, so that none is twice. An attribute of the optimizer would travel
 # with its pickles and its copies, which come without hooks.

@@ -34,24 +34,10 @@ from proxbit.core.pairs import Pair
 from proxbit.core.tasks import Task, find_task
 from proxbit.nn import Form, parametrized
 from proxbit.nn.binary_attention import switch_off_fused_paths
-from proxbit.nn.model_weights import (
-    binary_weights,
-    latent_parameters,
-    named_quantizers,
-    once,
-    own,
-    quantizers,
-    require_binarized,
-    set_strength,
-)
+from proxbit.nn.model_weights import binary_weights, own, require_binarized
 from proxbit.nn.probing import Probe, probe
 from proxbit.util.text import alike, few
 from proxbit.util.tracing import trace
-
-__all__ = [
-    "binarize", "binary_weights", "latent_parameters", "named_quantizers", "once", "quantizers",
-    "restore", "set_strength",
-]  # fmt: skip
 
 
 def binarize(

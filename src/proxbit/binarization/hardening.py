@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import quantizers
 from proxbit.nn import BinaryWeight, InputQuantizer
-from proxbit.nn.model_weights import require_binarized
+from proxbit.nn.model_weights import quantizers, require_binarized
 from proxbit.nn.probing import call, run, warn_of_unused
 from proxbit.util.modes import eval_mode
 from proxbit.util.text import percent

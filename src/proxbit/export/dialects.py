@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxbit.binarization.conversion import binary_weights
 from proxbit.core import maps
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_layers import PackedLinear
 from proxbit.nn import BinaryProduct, InputQuantizer, WeightQuantizer, WrapAccumulator, cyclic, wrap
+from proxbit.nn.model_weights import binary_weights
 from proxbit.nn.product import Operation
 from proxbit.packfile.bits import unpack_bits
 

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from proxbit._version import __version__
-from proxbit.binarization.conversion import binary_weights
 from proxbit.engine.copying import packed_copy
 from proxbit.engine.fusing import unfuse
 from proxbit.engine.packed import packed_layers
@@ -35,7 +34,7 @@ from proxbit.export.layouts import LAST, move_channels_last
 from proxbit.export.nbits import nbits_layer
 from proxbit.export.operators import as_operators, exchanged
 from proxbit.export.translation import fixed_lengths, translate, translate_freely
-from proxbit.nn.model_weights import require_binarized
+from proxbit.nn.model_weights import binary_weights, require_binarized
 from proxbit.util.files import require_place, write_atomically
 from proxbit.util.text import few, size, unknown_name_message
 

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from proxbit.binarization.conversion import binary_weights
 from proxbit.nn import BinaryWeight
+from proxbit.nn.model_weights import binary_weights
 from proxbit.theory import bound
 from proxbit.theory.bound import TrailPoint
 from proxbit.theory.premises import check_premises

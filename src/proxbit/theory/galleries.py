@@ -12,18 +12,8 @@ import torch
 from proxbit.core import pairs
 from proxbit.core.pairs import Pair
 from proxbit.core.prox import linear_quantizer
+from proxbit.theory import pictures
 from proxbit.theory.layout import lay_out
-from proxbit.theory.pictures import (
-    BACKWARD,
-    FORWARD,
-    INK,
-    SPAN,
-    blank,
-    forward_and_backward,
-    frame,
-    place,
-    room,
-)
 from proxbit.theory.verdict import check
 from proxbit.util.figures import check_place, write_figure
 
@@ -97,15 +87,18 @@ def gallery(path: str | Path, shown: Sequence[Shown] = CATALOGUE, columns: int =
 def _of_many(shown: Sequence[Shown], verdicts: Sequence[str], columns: int) -> Figure:
     columns = min(columns, len(shown))
     blocks = -(-len(shown) // columns)
-    figure = blank(0.3 + 1.3 * columns, 2.35 * blocks)
+    figure = pictures.blank(0.3 + 1.3 * columns, 2.35 * blocks)
     for i, (one, verdict) in enumerate(zip(shown, verdicts, strict=True)):
         x = 0.5 + 1.3 * (i % columns)
         y = 2.35 * (blocks - 1 - i // columns)
-        forward = place(figure, x, y + 1.27, 1.02, 0.83)
-        backward = place(figure, x, y + 0.33, 1.02, 0.83)
+        forward = pictures.place(figure, x, y + 1.27, 1.02, 0.83)
+        backward = pictures.place(figure, x, y + 0.33, 1.02, 0.83)
         _one_of_many(forward, backward, one, verdict)
         if i % columns == 0:
-            for panel, name, color in ((forward, "F", FORWARD), (backward, "B", BACKWARD)):
+            for panel, name, color in (
+                (forward, "F", pictures.FORWARD),
+                (backward, "B", pictures.BACKWARD),
+            ):
                 panel.set_ylabel(name, color=color, fontweight="bold", fontsize=9, rotation=0)
                 panel.yaxis.set_label_coords(-0.38, 0.43)
     return figure
@@ -113,8 +106,8 @@ def _of_many(shown: Sequence[Shown], verdicts: Sequence[str], columns: int) -> F
 
 def _one_of_many(forward: Axes, backward: Axes, one: Shown, verdict: str) -> None:
     axis = lay_out(one.pair, one.strength)
-    forward_and_backward((forward, backward), axis, SPAN)
-    forward.set_title(one.label, loc="left", color=INK, pad=4)
+    pictures.forward_and_backward((forward, backward), axis, pictures.SPAN)
+    forward.set_title(one.label, loc="left", color=pictures.INK, pad=4)
     forward.set_title(one.detail, loc="right", color="#555555", pad=4, fontsize=6.5)
     forward.set_ylim(-1.6, 1.6)
     forward.set_yticks([-1, 0, 1])
@@ -122,7 +115,7 @@ def _one_of_many(forward: Axes, backward: Axes, one: Shown, verdict: str) -> Non
     forward.set_xlabel("")
     backward.set_title("", loc="left")
     backward.set_xlabel(verdict, fontweight="normal" if verdict == "admitted" else "bold")
-    room(backward)
+    pictures.room(backward)
 
 
 def draw_linear_quantizer(path: str | Path, panels: Sequence[tuple[float, float]] = SHIFTS) -> None:
@@ -143,10 +136,10 @@ def draw_linear_quantizer(path: str | Path, panels: Sequence[tuple[float, float]
 
 
 def _side_by_side(panels: Sequence[tuple[float, float]]) -> Figure:
-    figure = blank(0.25 + 2.05 * len(panels), 2.15)
+    figure = pictures.blank(0.25 + 2.05 * len(panels), 2.15)
     for i, (rho, varrho) in enumerate(panels):
-        panel = place(figure, 0.35 + 2.05 * i, 0.3, 1.75, 1.55)
-        frame(panel, _LINE_SPAN, f"{RHO} = {rho:g}, {VARRHO} = {varrho:g}", "w")
+        panel = pictures.place(figure, 0.35 + 2.05 * i, 0.3, 1.75, 1.55)
+        pictures.frame(panel, _LINE_SPAN, f"{RHO} = {rho:g}, {VARRHO} = {varrho:g}", "w")
         panel.set_ylim(-1.3, 1.3)
         panel.set_xticks([-1, 0, 1])
         panel.set_yticks([-1, 0, 1])
@@ -165,16 +158,16 @@ def _line(panel: Axes, rho: float, varrho: float) -> None:
     """Two halves, each of two straight lines."""
     for side in (-1, 1):
         w = [side * each for each in (_TINY, max(1 - rho, _TINY), _LINE_SPAN)]
-        panel.plot(w, _values(rho, varrho, *w), color=FORWARD, solid_capstyle="butt")
+        panel.plot(w, _values(rho, varrho, *w), color=pictures.FORWARD, solid_capstyle="butt")
 
 
 def _marks(panel: Axes, rho: float, varrho: float) -> None:
     below, above = _values(rho, varrho, -_TINY, 0.0)
     if above - below > 1e-3:
-        panel.plot([0], [below], "o", color=FORWARD, markerfacecolor="white", zorder=3)
-        panel.plot([0], [above], "o", color=FORWARD, zorder=3)
-        panel.text(0.12, below, "p₂⁻", color=INK, va="center")
-        panel.text(-0.12, above, "p₂⁺", color=INK, va="center", ha="right")
+        panel.plot([0], [below], "o", color=pictures.FORWARD, markerfacecolor="white", zorder=3)
+        panel.plot([0], [above], "o", color=pictures.FORWARD, zorder=3)
+        panel.text(0.12, below, "p₂⁻", color=pictures.INK, va="center")
+        panel.text(-0.12, above, "p₂⁺", color=pictures.INK, va="center", ha="right")
     if rho:
-        panel.plot([rho - 1, 1 - rho], [-1, 1], "^", color=FORWARD, zorder=3)
-    panel.plot([-1, 1], [-1, 1], "s", color=BACKWARD, zorder=3)
+        panel.plot([rho - 1, 1 - rho], [-1, 1], "^", color=pictures.FORWARD, zorder=3)
+    panel.plot([-1, 1], [-1, 1], "s", color=pictures.BACKWARD, zorder=3)

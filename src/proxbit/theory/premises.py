@@ -6,10 +6,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from proxbit.binarization.conversion import quantizers
 from proxbit.core.methods import PC
 from proxbit.nn import BinaryWeight, InputQuantizer
-from proxbit.nn.model_weights import require_binarized
+from proxbit.nn.model_weights import quantizers, require_binarized
 
 
 def check_premises(model: nn.Module, optimizer: Optimizer) -> None:

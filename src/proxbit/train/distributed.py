@@ -59,6 +59,18 @@ class Distributed:
         """Whether this process is the one that writes and prints."""
         return self.rank == 0
 
+    def seed_step(self, seed: int, step: int) -> None:
+        """Seed what a step may use; ``torch.manual_seed`` spends half a millisecond on the rest.
+
+        Dropout must not depend on how often the run was interrupted, nor repeat in each process:
+        odd factors keep neighbours apart.
+        """
+        mixed = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9
+        mixed = (mixed + self.rank * 0x94D049BB133111EB) % 2**63
+        torch.default_generator.manual_seed(mixed)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(mixed)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of mixed precision."""
         if self.dtype is None:

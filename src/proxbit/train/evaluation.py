@@ -9,8 +9,8 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import quantizers
 from proxbit.binarization.hardening import harden, recalibrate
+from proxbit.nn.model_weights import quantizers
 from proxbit.train.distributed import Distributed
 from proxbit.train.network_state import Average, full_state, quantizer_states, restore_quantizers
 from proxbit.train.setup import PreparedRun

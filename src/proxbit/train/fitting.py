@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import binary_weights
+from proxbit.nn.model_weights import binary_weights
 from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
 from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
 from proxbit.train.config import Config

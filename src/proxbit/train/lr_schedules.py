@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from proxbit.binarization.conversion import latent_parameters
+from proxbit.nn.model_weights import latent_parameters
 from proxbit.train.config import Config
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.binarization.conversion import binary_weights, named_quantizers
 from proxbit.core import maps
+from proxbit.nn.model_weights import binary_weights, named_quantizers
 from proxbit.nn.quantizers import whole
 from proxbit.train.checkpoint import beside
 

@@ -12,32 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.binarization.attachment import attach
-from proxbit.binarization.conversion import binary_weights
 from proxbit.binarization.diagnosis import diagnose
 from proxbit.binarization.hardening import harden
+from proxbit.nn.model_weights import binary_weights
+from proxbit.train import checkpoint, network_state
 from proxbit.train.binding import bound
-from proxbit.train.checkpoint import (
-    load_optimizer,
-    optimizer_tensors,
-    prefixed,
-    require_like,
-    save_checkpoint,
-    under,
-)
 from proxbit.train.distributed import Distributed
 from proxbit.train.divergence import Interrupted, refuse_broken, refuse_divergence
 from proxbit.train.evaluation import Evaluator
 from proxbit.train.head_fitting import fit_head
 from proxbit.train.loss import Loss
 from proxbit.train.lr_schedules import lr_at, make_optimizer, set_lr
-from proxbit.train.network_state import (
-    Average,
-    SignSnapshot,
-    freeze_hard_shifts,
-    full_state,
-    quantizer_states,
-    restore_quantizers,
-)
+from proxbit.train.network_state import Average, SignSnapshot
 from proxbit.train.precision import use_plain_attention
 from proxbit.train.records import Progress, Record, Result, read_progress
 from proxbit.train.run_folder import RunFolder
@@ -93,10 +79,10 @@ class Trainer:
     def begin(self, tensors: dict[str, Tensor] | None = None, state: Any = None) -> None:
         """Make the optimizer and its hooks; with a checkpoint, take up where it was written."""
         if tensors is not None:
-            self._take_network(under("model", tensors), state)
+            self._take_network(checkpoint.under("model", tensors), state)
         elif self.prepared.start is not None:
             self._measure_start(self.prepared.start.to(self.dist.device).eval())
-        freeze_hard_shifts(self.core)
+        network_state.freeze_hard_shifts(self.core)
         self.model = self.dist.wrap(self.core)
         self.optimizer = make_optimizer(self.core, self.config)
         set_lr(self.optimizer, self.lr)
@@ -120,22 +106,24 @@ class Trainer:
 
     def _take_network(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take weights, strengths and progress from a checkpoint that was checked to be ours."""
-        require_like(tensors, self.core.state_dict(), "the network")
+        checkpoint.require_like(tensors, self.core.state_dict(), "the network")
         self.progress = read_progress(state.get("progress"), self.steps)
         self.core.load_state_dict(tensors)
-        restore_quantizers(self.core, state.get("quantizers"))
+        network_state.restore_quantizers(self.core, state.get("quantizers"))
 
     def _continue(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take the rest from a checkpoint, after the optimizer and its hooks were made."""
-        load_optimizer(self.core, self.optimizer, under("optimizer", tensors))
+        checkpoint.load_optimizer(self.core, self.optimizer, checkpoint.under("optimizer", tensors))
         self.dist.load_scaler(state.get("scaler", {}))
-        restore_quantizers(self.core, state.get("quantizers"))  # the hooks began a schedule
-        signs, device = under("signs", tensors), self.dist.device
-        require_like(signs, self.signs.values, "the record of signs")
+        network_state.restore_quantizers(
+            self.core, state.get("quantizers")
+        )  # the hooks began a schedule
+        signs, device = checkpoint.under("signs", tensors), self.dist.device
+        checkpoint.require_like(signs, self.signs.values, "the record of signs")
         self.signs = SignSnapshot({name: t.to(device) for name, t in signs.items()})
         if self.average is not None:
-            average = under("average", tensors)
-            require_like(average, self.average.values, "the average")
+            average = checkpoint.under("average", tensors)
+            checkpoint.require_like(average, self.average.values, "the average")
             self.average.load(average)
 
     @property
@@ -189,7 +177,7 @@ class Trainer:
             for record in stage:
                 self.tell(stage, record)
             left.remove(stage)
-            found = full_state(stage.core)
+            found = network_state.full_state(stage.core)
             if stage.binary:
                 self._take_latents(found)
             else:
@@ -221,8 +209,7 @@ class Trainer:
 
     def _step(self, x: Tensor, y: Tensor) -> None:
         """One optimizer step; the batch may be computed in parts."""
-        # Dropout must not depend on how often the run was interrupted, nor repeat in each process.
-        _seed(self.dist.device, _mixed(self.config.seed, self.progress.step, self.dist.rank))
+        self.dist.seed_step(self.config.seed, self.progress.step)
         set_lr(self.optimizer, self.lr)
         chunks = (t.chunk(self.config.grad_accum_steps) for t in (x, y))
         parts = list(zip(*chunks, strict=True))
@@ -263,7 +250,7 @@ class Trainer:
             fresh = self.evaluator.model.buffers()
             for mine, value in zip(self.core.buffers(), fresh, strict=True):
                 mine.copy_(value)  # batch-norm statistics of the hard network
-        freeze_hard_shifts(self.core)
+        network_state.freeze_hard_shifts(self.core)
         self.model = self.dist.rewrap(self.core)
         self.model.train()
         if self.average is not None:
@@ -307,9 +294,12 @@ class Trainer:
         """The best hard network, as an ordinary state_dict."""
         if self.folder is not None and self.dist.main:
             model = self.evaluator.model
-            state = {"quantizers": quantizer_states(model), "record": record.to_dict()}
+            state = {
+                "quantizers": network_state.quantizer_states(model),
+                "record": record.to_dict(),
+            }
             state |= bound(self.config)
-            save_checkpoint(self.folder.model, model.state_dict(), state)
+            checkpoint.save_checkpoint(self.folder.model, model.state_dict(), state)
 
     def _finish(self) -> None:
         """The final figures, once."""
@@ -344,30 +334,18 @@ class Trainer:
         self.saved_at = time.monotonic()
         if self.folder is None:
             return
-        tensors = prefixed("model", full_state(self.core))
-        tensors |= prefixed("optimizer", optimizer_tensors(self.core, self.optimizer))
-        tensors |= prefixed("signs", self.signs.values)
+        tensors = checkpoint.prefixed("model", network_state.full_state(self.core))
+        tensors |= checkpoint.prefixed(
+            "optimizer", checkpoint.optimizer_tensors(self.core, self.optimizer)
+        )
+        tensors |= checkpoint.prefixed("signs", self.signs.values)
         if self.average is not None:
-            tensors |= prefixed("average", self.average.whole())
+            tensors |= checkpoint.prefixed("average", self.average.whole())
         state = {
             "progress": asdict(self.progress),
-            "quantizers": quantizer_states(self.core),
+            "quantizers": network_state.quantizer_states(self.core),
             "scaler": self.dist.scaler_state(),
         } | bound(self.config)
         if self.dist.main:
-            save_checkpoint(self.folder.last, tensors, state)
+            checkpoint.save_checkpoint(self.folder.last, tensors, state)
         self.dist.barrier()
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    """Seed what a step may use; ``torch.manual_seed`` spends half a millisecond on the rest."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
-
-
-def _mixed(seed: int, step: int, rank: int) -> int:
-    """One seed from three numbers; odd factors keep neighbours apart."""
-    return (
-        seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
-    ) % 2**63

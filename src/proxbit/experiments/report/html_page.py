@@ -7,15 +7,7 @@ from html import escape
 from pathlib import Path
 
 from proxbit.experiments.report.claims import FAILS, HOLDS
-from proxbit.experiments.report.parts import (
-    HOW_TO_READ,
-    TITLE,
-    Claim,
-    Entry,
-    ResultsReport,
-    Section,
-    Table,
-)
+from proxbit.experiments.report.parts import Claim, Entry, ResultsReport, Section, Table
 
 _BESIDE = Path(__file__)
 _KINDS = {HOLDS: "holds", FAILS: "fails"}
@@ -25,17 +17,19 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def to_html(report: ResultsReport) -> str:
     """The whole page."""
-    return "\n".join(["<!DOCTYPE html>", '<html lang="en">', *_head(), *_body(report), "</html>"])
+    return "\n".join(
+        ["<!DOCTYPE html>", '<html lang="en">', *_head(report.title), *_body(report), "</html>"]
+    )
 
 
-def _head() -> list[str]:
+def _head(title: str) -> list[str]:
     style = _BESIDE.with_name("report_page.css").read_text(encoding="utf-8")
     return [
         "<head>",
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{TITLE}</title>",
+        f"<title>{title}</title>",
         f"<style>\n{style}</style>",
         "</head>",
     ]
@@ -43,7 +37,7 @@ def _head() -> list[str]:
 
 def _body(report: ResultsReport) -> Iterator[str]:
     yield "<body>"
-    yield f"<header><h1>{TITLE}</h1>"
+    yield f"<header><h1>{report.title}</h1>"
     yield from (f'<p class="soft">{escape(fact)}</p>' for fact in report.facts)
     yield "</header>"
     yield _contents(report)
@@ -55,7 +49,7 @@ def _body(report: ResultsReport) -> Iterator[str]:
         yield f'<h2 id="list-{i}">{escape(table.title)}</h2>'
         yield from _table(table, f"list-{i}-table")
     yield '<h2 id="reading">How to read this</h2>'
-    yield from (f"<p>{escape(text)}</p>" for text in HOW_TO_READ)
+    yield from (f"<p>{escape(text)}</p>" for text in report.reading)
     script = _BESIDE.with_name("report_page.js").read_text(encoding="utf-8")
     yield f"</main>\n<script>\n{script}</script>\n</body>"
 

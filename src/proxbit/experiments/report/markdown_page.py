@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 
-from proxbit.experiments.report.parts import HOW_TO_READ, TITLE, Entry, ResultsReport, Table
+from proxbit.experiments.report.parts import Entry, ResultsReport, Table
 
 
 def to_markdown(report: ResultsReport) -> str:
@@ -15,7 +15,7 @@ def to_markdown(report: ResultsReport) -> str:
 
 
 def _lines(report: ResultsReport) -> Iterator[str]:
-    yield f"# {TITLE}\n"
+    yield f"# {report.title}\n"
     yield from (f"- {plain(fact)}" for fact in report.facts)
     yield "\n## Claims of the paper\n"
     for claim in report.claims:
@@ -24,7 +24,7 @@ def _lines(report: ResultsReport) -> Iterator[str]:
     for table in [*(section.table for section in report.sections), *report.tables]:
         yield from _table(table)
     yield "\n## How to read this\n"
-    yield "\n\n".join(plain(text) for text in HOW_TO_READ)
+    yield "\n\n".join(plain(text) for text in report.reading)
 
 
 def _table(table: Table) -> Iterator[str]:

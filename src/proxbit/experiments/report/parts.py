@@ -96,6 +96,8 @@ class ResultsReport:
     sections: tuple[Section, ...]
     tables: tuple[Table, ...]
     runs: Table
+    title: str = TITLE
+    reading: tuple[str, ...] = HOW_TO_READ
 
 
 def points(share: float | None) -> str:

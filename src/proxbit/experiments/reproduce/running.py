@@ -9,27 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxbit.experiments.reproduce.configs import (
-    Options,
-    as_published,
-    check_alike,
-    config_of,
-    differences,
-    float_config,
-    float_folder,
-    needs_float,
-)
+from proxbit.experiments.reproduce import configs, results
+from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.grids import STATED, Cell
 from proxbit.experiments.reproduce.measuring import packed_figures, verdict_of
 from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.experiments.reproduce.process import Broken, log_of, read_about, train
-from proxbit.experiments.reproduce.results import (
-    FILE,
-    ResultLine,
-    append_result,
-    read_results,
-    sole_writer,
-)
+from proxbit.experiments.reproduce.results import ResultLine
 from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
 from proxbit.train.records import Record, read_records
@@ -76,10 +62,10 @@ def run_cell(cell: Cell, options: Options, folder: str | Path, watch: Watch = ig
     A cell that fails twice gives a line with its error. Raises ValueError, and runs nothing, where
     the user must provide something (Missing, Refused).
     """
-    began, config = time.monotonic(), config_of(cell, options, folder)
+    began, config = time.monotonic(), configs.config_of(cell, options, folder)
     run = run_folder(cell, folder)
     try:
-        if needs_float(cell, options):
+        if configs.needs_float(cell, options):
             _train_float(cell, options, folder, watch)
         train(config, run, lambda records: watch(_running(cell, config, records)))
         line = _line(cell, RunFolder(run).options(), run, time.monotonic() - began)
@@ -97,7 +83,7 @@ def _running(cell: Cell, config: Config, records: list[Record]) -> Event:
 
 def _train_float(cell: Cell, options: Options, folder: str | Path, watch: Watch) -> None:
     """Train the float network that cells are fine-tuned from, once for all of them."""
-    config, run = float_config(cell, options), float_folder(cell, folder)
+    config, run = configs.float_config(cell, options), configs.float_folder(cell, folder)
     run.parent.mkdir(parents=True, exist_ok=True)
     note = f"first the float network, {config.epochs} epochs"
     with open_lock(run.parent / ".float.lock") as lock:
@@ -125,7 +111,7 @@ def _line(
     names = ("proxbit", "torch", "numpy", "python", "cores", "threads")
     return ResultLine(
         grid=cell.grid, row=cell.row, preset=cell.preset, key=cell.axes, seed=cell.seed,
-        config=as_published(config), result=result, error=error, packed=None,
+        config=configs.as_published(config), result=result, error=error, packed=None,
         curve=[record.to_dict() for record in records], verdict=verdict_of(config),
         versions={name: known[name] for name in names}, commit=known["commit"],
         device=known["device"], started=known["started"],
@@ -135,9 +121,9 @@ def _line(
 
 def done_lines(folder: str | Path) -> dict[Cell, ResultLine]:
     """The cells of a folder that have a result."""
-    if not (Path(folder) / FILE).is_file():
+    if not (Path(folder) / results.FILE).is_file():
         return {}
-    return {line.cell: line for line in read_results(folder) if line.done}
+    return {line.cell: line for line in results.read_results(folder) if line.done}
 
 
 def to_do(
@@ -155,7 +141,7 @@ def to_do(
         if line is not None:
             _check_same(cell, options, folder, line)
         elif (line := _run_elsewhere(cell, options, folder, done.values())) is not None:
-            append_result(folder, line)
+            results.append_result(folder, line)
         else:
             left.append(cell)
             continue
@@ -171,10 +157,12 @@ def _run_elsewhere(
     if not twins:
         return None
     try:
-        wanted = config_of(cell, options, folder)
+        wanted = configs.config_of(cell, options, folder)
     except ValueError:
         return None
-    line = next((line for line in twins if not differences(wanted, line.config, line=True)), None)
+    line = next(
+        (line for line in twins if not configs.differences(wanted, line.config, line=True)), None
+    )
     return None if line is None else replace(line, grid=cell.grid, row=cell.row, key=cell.axes)
 
 
@@ -189,17 +177,17 @@ def _place(cell: Cell) -> tuple[Any, ...]:
 
 def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLine) -> None:
     try:
-        wanted = config_of(cell, options, folder)
+        wanted = configs.config_of(cell, options, folder)
     except ValueError:
         return  # nothing was given for a cell that is done: nothing contradicts it
-    check_alike(wanted, line.config, f"{cell.name} in {str(folder)!r}", line=True)
+    configs.check_alike(wanted, line.config, f"{cell.name} in {str(folder)!r}", line=True)
 
 
 def run_grid(
     cells: Iterable[Cell], options: Options, folder: str | Path, watch: Watch = ignore
 ) -> list[Event]:
     """Run the cells that are not done yet, append each result at once, and yield how each ended."""
-    with sole_writer(folder):
+    with results.sole_writer(folder):
         ended, tell = keep_endings(watch)
         for cell in to_do(cells, options, folder, tell):
             if not to_do([cell], options, folder, tell):
@@ -227,5 +215,5 @@ def finish_cell(cell: Cell, run: Callable[[], ResultLine], folder: str | Path) -
         line = run()
     except ValueError as error:
         return Event(cell, "refused", note=str(error))
-    append_result(folder, line)
+    results.append_result(folder, line)
     return Event(cell, "done" if line.done else "broken", line, line.error or "", 1.0)

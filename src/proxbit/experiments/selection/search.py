@@ -8,18 +8,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from proxbit.experiments.selection import halving
 from proxbit.experiments.selection.candidates import Candidate
 from proxbit.experiments.selection.choosing import Recommendation, choose, ranking, seeds_over
-from proxbit.experiments.selection.halving import (
-    LEAST_STEPS,
-    SEEDS,
-    Pace,
-    Rung,
-    affordable,
-    epochs_of,
-    rung_share,
-    rung_sizes,
-)
+from proxbit.experiments.selection.halving import LEAST_STEPS, Pace, Rung
 from proxbit.experiments.selection.selection_log import Request, SelectionLog
 from proxbit.experiments.selection.trials import Trial, run_trial, try_method
 from proxbit.train.divergence import Interrupted
@@ -151,13 +143,13 @@ class Search:
     def _fits_first_rung(self) -> bool:
         """Whether the shortest runs fit into their share, if half of the time is charged."""
         assert self.pace is not None
-        share = CAUTION * rung_share(len(rung_sizes(len(self.candidates))))
+        share = CAUTION * halving.rung_share(len(halving.rung_sizes(len(self.candidates))))
         needed = len(self.candidates) * self.pace.seconds(LEAST_STEPS)
         return needed <= share * max(self.left, READY * self.budget)
 
     def _climb(self) -> Generator[Trial, None, str | None]:
         """Rung after rung; returns why it ended early, or None."""
-        sizes = rung_sizes(len(self.candidates))
+        sizes = halving.rung_sizes(len(self.candidates))
         for number, size in enumerate(sizes, 1):
             if number > len(self.rungs):
                 early = self._plan(number, size, len(sizes) - number + 1)
@@ -173,20 +165,20 @@ class Search:
         """Set up the next rung; return the reason if there is no time for one."""
         last = self.rungs[-1] if self.rungs else None
         names = ranking(self.trials, last) if last else [each.method for each in self.candidates]
-        names, time_left = names[:size], CAUTION * rung_share(rungs_left) * self.left
+        names, time_left = names[:size], CAUTION * halving.rung_share(rungs_left) * self.left
         if not names:
             return f"every run of rung {number - 1} failed"
         paces = [self._pace(name) for name in names]
         most = self.request.config.epochs * paces[0].epoch_steps
         least = min(LEAST_STEPS, most)
         # Where there is no time for several seeds, one has to do.
-        for seeds in (SEEDS, 1) if rungs_left == 1 else (1,):
-            steps = affordable(paces * seeds, time_left, most)
+        for seeds in (halving.SEEDS, 1) if rungs_left == 1 else (1,):
+            steps = halving.affordable(paces * seeds, time_left, most)
             if steps >= least:
                 break
         else:
             needed = sum(pace.seconds(least) for pace in paces)
-            enough = needed / (CAUTION * READY * rung_share(rungs_left)) / 60
+            enough = needed / (CAUTION * READY * halving.rung_share(rungs_left)) / 60
             return (
                 f"rung {number} needs {needed:.0f} s for {len(paces)} runs of {least} steps, and "
                 f"{max(time_left, 0.0):.0f} s are left for it: give more --minutes "
@@ -228,7 +220,7 @@ class Search:
         """One run; None if there is no time for it, or if the time is over before it is."""
         if self._pace(method).seconds(rung.steps) > self.left:
             return None
-        epochs, limit = epochs_of(rung.steps, self._pace(method).epoch_steps)
+        epochs, limit = halving.epochs_of(rung.steps, self._pace(method).epoch_steps)
         changes = {"method": method, "seed": seed, "epochs": epochs, "max_steps_per_epoch": limit}
         config = replace(self.request.config, **changes)  # type: ignore[arg-type]
         place = [each.method for each in self.candidates].index(method)
