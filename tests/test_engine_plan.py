@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -281,3 +282,54 @@ def test_the_network_as_a_whole_is_timed_at_last(
     assert not list(given)
     assert torch.equal(net(x), hard(x)) and torch.equal(net(x), hard(x))
     assert bool(list(steps_of(net))) == (kept == "bits")
+
+
+def _set_head(net: Any) -> None:
+    net.head = nn.Linear(32, 5)
+
+
+def _set_shift(net: Any) -> None:
+    net.shift = nn.Parameter(torch.ones(1))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a hook": lambda net: net.block.bn3.register_forward_hook(lambda *_: None),
+    "a pre-hook": lambda net: net.block.conv1.register_forward_pre_hook(lambda *_: None),
+    "training": lambda net: net.block.drop.train(),
+    "training of the network alone": lambda net: setattr(net, "training", True),
+    "a module": _set_head,
+    "a module taken away": lambda net: delattr(net.block, "drop"),
+    "a tensor": _set_shift,
+    "a switch": lambda net: setattr(net, "negative", True),
+    "a switch of an activation": lambda net: setattr(net.block.act3, "inplace", True),
+    "a route": lambda net: net.block.conv1.take("float"),
+    "a kernel": lambda net: net.block.conv3.prepare(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_whoever_watches_a_network_notices(change: str) -> None:
+    torch.manual_seed(0)
+    model, x = Switched(), torch.randn(2, 3, 9, 9)
+    pb.binarize(model, "bc", "BWA")
+    net = pb.pack(pb.harden(model).eval())
+    net(x)
+    watch = vars(net)["forward"].watch
+    assert watch.holds()
+    net.register_forward_hook(lambda *_: None)  # around the forward, with or without a plan
+    assert watch.holds()
+    CHANGES[change](net)
+    assert not watch.holds()
+
+
+@torch.no_grad()
+def test_hooks_on_all_modules_of_the_process_are_called() -> None:
+    _, net, x = packed("BWA")
+    expected, seen = net(x), []
+    assert list(steps_of(net)) and torch.equal(net(x), expected)
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        assert torch.equal(net(x), expected) and net.blocks[0].conv1 in seen
+    finally:
+        hook.remove()

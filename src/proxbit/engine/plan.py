@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from proxbit.engine import ops
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.plan_graph import make_plan
 from proxbit.engine.steps import STEPS
+from proxbit.engine.plan_watch import Watch, is_quiet
 from proxbit.kernels import inference as kernels
 from proxbit.util.modes import hooked
 
@@ -38,10 +38,7 @@ class Planned:
         """No plan yet: one is made at the first call."""
         self.net = net
         self.plans: dict[Key, fx.GraphModule | None] = {}
-        self.known: list[tuple[dict[str, Any], str, nn.Module]] = []
-        self.settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.tensors: list[tuple[dict[str, Any], str, Any]] = []
-        self.bound: list[tuple[PackedLayer, Any, str]] = []
+        self.watch: Watch | None = None
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,29 +47,16 @@ class Planned:
         if not isinstance(x, Tensor) or ops.in_graph() or not _is_plain(x):
             return type(self.net).forward(self.net, *args, **kwargs)
         key = (x.shape, x.stride())
-        if not self._holds():
+        watch = self.watch
+        if watch is not None and not watch.holds():
             with self.lock:
-                self.plans, self.known, self.settings = {}, [], []
-                self.tensors, self.bound = [], []
+                self.plans, self.watch = {}, None
         plan = self.plans.get(key)
         if plan is not None:
             return plan(x)
-        if key in self.plans or len(self.plans) >= MOST_PLANS or not _is_quiet(self.net):
+        if key in self.plans or len(self.plans) >= MOST_PLANS or not is_quiet(self.net):
             return type(self.net).forward(self.net, x)
         return self._first(key, x)
-
-    def _holds(self) -> bool:
-        """Whether modules, their settings and kernels are those that the plans were made for."""
-        for held, name, module in self.known:
-            if held.get(name) is not module or module.training or module._forward_hooks:
-                return False
-            if module._forward_pre_hooks:
-                return False
-        if not all(held.get(name) is tensor for held, name, tensor in self.tensors):
-            return False
-        if not all(now.items() >= then.items() for now, then in self.settings):
-            return False
-        return all(x._kernel is kernel and x.route == way for x, kernel, way in self.bound)
 
     def _first(self, key: Key, x: Tensor) -> Any:
         """Compute as before, note the inputs of the layers, and make a plan from them."""
@@ -82,15 +66,7 @@ class Planned:
             out, seen = _observed(self.net, x)
             plan = make_plan(self.net, seen)
             plan = plan if plan is not None and _gives(plan, x, out) else None
-            self.known = [
-                (parent._modules, name, child)
-                for parent in self.net.modules()
-                for name, child in parent._modules.items()
-                if child is not None
-            ]
-            self.settings = [(vars(m), _settings(m)) for m in self.net.modules()]
-            self.tensors = [each for m in self.net.modules() for each in _own_tensors(m)]
-            self.bound = [(x, x._kernel, x.route) for _, x in packed_layers(self.net)]
+            self.watch = Watch(self.net)
             self.plans = self.plans | {key: plan}
         finally:
             self.lock.release()
@@ -114,34 +90,12 @@ class Planned:
         return Planned, (self.net,)
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """The words, numbers and switches that a forward may look at: a trace has them as they were."""
-    return {k: v for k, v in vars(module).items() if isinstance(v, bool | int | float | str)}
-
-
-def _own_tensors(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Tensors that a forward may read, and where they are; modules of torch read their own."""
-    if isinstance(module, PackedLayer) or type(module).__module__.startswith("torch."):
-        return []
-    held: list[dict[str, Any]] = [module._parameters, module._buffers]
-    return [(each, name, tensor) for each in held for name, tensor in each.items()]
-
-
 def _is_plain(x: Tensor) -> bool:
     """Whether a plan can take this input at all."""
     if x.dtype != torch.float32 or not x.is_cpu or type(x) is not Tensor:
         return False
     return not (torch.is_grad_enabled() and x.requires_grad) and not torch.is_autocast_enabled(
         "cpu"
-    )
-
-
-def _is_quiet(net: nn.Module) -> bool:
-    """Whether nobody watches the modules, and all are in evaluation."""
-    everywhere = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    return not everywhere and not any(
-        module.training or module._forward_hooks or module._forward_pre_hooks
-        for module in net.modules()
     )
 
 
