@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 from proxbit.engine import ops
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.plan_graph import make_plan
-from proxbit.engine.steps import STEPS
 from proxbit.engine.plan_watch import Watch, is_quiet
+from proxbit.engine.steps import STEPS
 from proxbit.kernels import inference as kernels
 from proxbit.util.modes import hooked
 
