@@ -227,8 +227,26 @@ def tables(rows: Sequence[Row]) -> str:
         here = [row for row in rows if (row.case, row.threads) == (case, threads)]
         title = f"### {case}, {threads} thread{'s' if threads > 1 else ''}"
         parts += [title, table(HEAD, (cells(row, here[0].bytes or 0) for row in here))]
-    aims = judged(rows, AIMS)
-    return "\n\n".join([*parts, *([f"Aims, on one thread:\n\n{aims}"] if aims else [])])
+    found = {"Aims, on one thread": judged(rows, AIMS), "More threads": "\n".join(scaling(rows))}
+    return "\n\n".join([*parts, *(f"{what}:\n\n{lines}" for what, lines in found.items() if lines)])
+
+
+SCALED, SCALE = ("vit_base", "resnet50"), 1.6  # on two threads, of one, at batch 1
+
+
+def scaling(rows: Sequence[Row]) -> Iterator[str]:
+    """How much faster the packed networks are than on one thread, and beside them the float one."""
+    ms = {(row.case, row.contender, row.threads): row.timing.us / 1000 for row in rows}
+    for (case, who, threads), now in ms.items():
+        one, floats = ms.get((case, who, 1)), [ms.get((case, "float", n)) for n in (1, threads)]
+        if who not in TASKS or threads == 1 or one is None or None in floats:
+            continue
+        times = one / now
+        text = f"- {who} of {case} on {threads}: {one:.2f} -> {now:.2f} ms, {times:.2f}x"
+        text += f" (float {floats[0] / floats[1]:.2f}x)"
+        if threads == 2 and who == "BWA" and case.batch == 1 and case.model in SCALED:
+            text += f"; aim {SCALE:g}x {'reached' if times >= SCALE else 'missed'}"
+        yield text
 
 
 def cells(row: Row, float_bytes: int) -> tuple[str, ...]:
