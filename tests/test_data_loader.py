@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from proxbit.data import RECIPES, ImageSet, Loader, Recipe
-from proxbit.data.epoch_rng import EpochRNG, seeded
-from proxbit.data.sharded_batches import ShardedBatches
+from proxbit.data.epoch_rng import EpochRNG, ShardedBatches, seeded
 from proxbit.util.compat import allow_torchvision
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

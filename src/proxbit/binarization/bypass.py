@@ -58,18 +58,12 @@ def _is_read(node: ast.AST) -> bool:
     return isinstance(getattr(node, "ctx", None), ast.Load)
 
 
-def _source(of: Any) -> str:
-    try:
-        return textwrap.dedent(inspect.getsource(of))
-    except (OSError, TypeError):
-        return ""
-
-
 @cache
 def _tree(function: Callable[..., Any]) -> ast.AST:
+    """The source of a function; nothing where there is none, or a lambda, cut out of its line."""
     try:
-        return ast.parse(_source(function))
-    except SyntaxError:  # a lambda, cut out of its line
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
         return ast.Module([], [])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from proxbit.nn import BinaryWeight, InputQuantizer
 from proxbit.nn.model_weights import quantizers, require_binarized
-from proxbit.nn.probing import call, run, warn_of_unused
+from proxbit.nn.probing import call_all, run, warn_of_unused
 from proxbit.util.modes import eval_mode
 from proxbit.util.text import percent
 
@@ -152,11 +152,11 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     norms = [m for m in model.modules() if isinstance(m, kind) and m.track_running_stats]
     old = [({k: v.clone() for k, v in m.state_dict().items()}, m.momentum) for m in norms]
     try:
-        with eval_mode(model):
+        with eval_mode(model), torch.no_grad():
             for m in norms:
                 m.reset_running_stats()
                 m.momentum, m.training = None, True  # None: the cumulative average
-            _run_all(model, batches)
+            call_all(model, batches, "recalibrate")
     except BaseException:
         for m, (state, _) in zip(norms, old, strict=True):
             m.load_state_dict(state)
@@ -165,13 +165,3 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         for m, (_, momentum) in zip(norms, old, strict=True):
             m.momentum = momentum
     return model
-
-
-def _run_all(model: nn.Module, batches: Iterable[Any]) -> None:
-    count = 0
-    with torch.no_grad():
-        for batch in batches:
-            call(model, batch[0] if isinstance(batch, tuple | list) else batch)
-            count += 1
-    if not count:
-        raise ValueError("recalibrate got no batches: pass some inputs, or a data loader")

@@ -40,7 +40,7 @@ def export(
 
     proxbit export net.safetensors -o net.onnx --operators standard
     """
-    from proxbit.deploy.onnx_files import export_source
+    from proxbit.deploy.runs import export_source
 
     with mistakes(), advising():
         written = export_source(

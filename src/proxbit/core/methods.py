@@ -17,7 +17,7 @@ from proxbit.core import pairs
 from proxbit.core.pairs import Pair
 from proxbit.core.scales import SCALES, UNITS, Scale, Unit, find_scale
 from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule, check_schedule
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known, unknown_name_message
 
 Point = Literal["latent", "quantized"]
 
@@ -242,8 +242,7 @@ def method(
 
 
 def _checked(made: Method) -> Method:
-    if made.unit not in UNITS:
-        raise ValueError(unknown_name_message("unit", made.unit, UNITS))
+    require_known("unit", made.unit, UNITS)
     for used in (made.schedule, made.input_schedule or made.schedule):
         check_schedule(used)
     if not 0 <= made.sharp <= 1:
@@ -263,8 +262,7 @@ def _resolve(name: str | Method | Pair, settings: str) -> Method:
             f"a method is a name, a Method or a Pair, not {type(name).__name__}: "
             f"try one of {', '.join(METHODS)}"
         )
-    if settings not in SETTINGS:
-        raise ValueError(unknown_name_message("settings", settings, SETTINGS))
+    require_known("settings", settings, SETTINGS)
     if ".py:" in name:
         return _resolve(_own(name), settings)
     key = _key(name)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known
 
 Unit: TypeAlias = Literal["one", "current", "initial"]
 
@@ -79,8 +79,7 @@ def find_scale(scale: Scale | str) -> Scale:
     """A scale by name, or the scale itself."""
     if isinstance(scale, Scale):
         return scale
-    if scale not in SCALES:
-        raise ValueError(unknown_name_message("scale", scale, SCALES))
+    require_known("scale", scale, SCALES)
     return SCALES[scale]
 
 

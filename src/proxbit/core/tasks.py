@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known
 
 TaskName: TypeAlias = Literal["BW", "BWA", "BWAA"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
@@ -37,8 +37,7 @@ def find_task(task: Task | str) -> Task:
     Task(name='BWA', pad_value=1.0, bits=8, k=2.0)
     """
     found = task if isinstance(task, Task) else Task(task)  # type: ignore[arg-type]
-    if found.name not in TASKS:
-        raise ValueError(unknown_name_message("task", found.name, TASKS))
+    require_known("task", found.name, TASKS)
     if found.pad_value not in (-1, 0, 1):
         raise ValueError(f"a binary input is padded with 1, -1 or 0, not {found.pad_value}")
     check_register(found.bits, found.k)

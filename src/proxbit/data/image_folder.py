@@ -32,8 +32,10 @@ class Memory:
     A copy, deep or pickled, starts empty: worker processes should not be sent gigabytes.
 
     >>> memory = Memory(most=3)
-    >>> [memory.get(key, lambda: key, size=2) for key in ("a", "b", "a")], memory.used
-    (['a', 'b', 'a'], 2)
+    >>> two = torch.ones(2, dtype=torch.uint8)
+    >>> made = [memory.get(key, two.clone) for key in ("a", "b", "a")]
+    >>> made[0] is made[2], memory.used
+    (True, 2)
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
@@ -45,12 +47,12 @@ class Memory:
         """Copy the limit alone."""
         return Memory, (self.most,)
 
-    def get(self, key: Hashable, make: Callable[[], T], size: int | None = None) -> T:
-        """What ``make`` gave for this key; ``size`` is its bytes if it cannot tell them itself."""
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gave for this key: a tensor, or a picture of PIL."""
         if key in self._kept:
             return self._kept[key]  # type: ignore[return-value]
         made = make()
-        taken = _bytes(made) if size is None else size
+        taken = _bytes(made)
         if self.used + taken <= self.most:
             self._kept[key], self.used = made, self.used + taken
         return made

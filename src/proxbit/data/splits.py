@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known
 
 T = TypeVar("T")
 
@@ -18,8 +18,7 @@ PARTS = ("train", "validation", "test")
 
 def one_part(name: str, parts: Mapping[str, T | None], part: str) -> T:
     """The part of a data set by its name, or one sentence that says what there is."""
-    if part not in PARTS:
-        raise ValueError(unknown_name_message("part", part, PARTS))
+    require_known("part", part, PARTS)
     found = parts[part]
     if found is None:
         raise ValueError(f"{name} has no {part} part: make one with data.with_val_split(0.1)")

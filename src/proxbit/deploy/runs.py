@@ -1,4 +1,4 @@
-"""From the folder of a finished run to a packed file, with the proof that both agree."""
+"""From the folder of a finished run to a packed file, with proof that both agree, or to ONNX."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from proxbit.binarization.conversion import restore
+from proxbit.deploy.packed_networks import packed_network
 from proxbit.engine import Summary, load, pack, save, summary
+from proxbit.engine.loading import LARGEST_SIDE
 from proxbit.engine.packing import PRECISIONS
-from proxbit.packfile.file import TABLES
+from proxbit.export.onnx import OPSETS, OnnxFile, export_onnx
+from proxbit.packfile.file import TABLES, read
 from proxbit.packfile.header import FLOAT_RESTS
 from proxbit.train.fitting import load_network, read_result
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import PreparedRun, input_of
-from proxbit.util.text import smaller, unknown_name_message
+from proxbit.util.text import require_known, smaller
 
 FILE = "net.safetensors"
 
@@ -111,8 +115,7 @@ def pack_run(
     _require_free(RunFolder(run), path, force)
     given = {"float_rest": float_rest, "tables": tables, "precision": precision}
     for (what, value), known in zip(given.items(), (FLOAT_RESTS, TABLES, PRECISIONS), strict=True):
-        if value not in known:
-            raise ValueError(unknown_name_message(what, value, known))
+        require_known(what, value, known)
     hard, job = finished_network(run)
     images = [
         x for x, _ in islice(job.loader("test", False, torch.device("cpu")).epoch(0), batches)
@@ -152,3 +155,39 @@ def _require_free(folder: RunFolder, path: Path, force: bool) -> None:
         raise ValueError(f"'{path}' exists: choose another --out, or replace it with --force")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder '{path.parent}' to write into: create it")
+
+
+def export_source(
+    source: str | Path,
+    out: str | Path,
+    *,
+    operators: str = "proxbit",
+    opset: int = OPSETS[0],
+    fixed_batch: bool = False,
+    force: bool = False,
+    skeleton: str | None = None,
+    largest_side: int = LARGEST_SIDE,
+) -> OnnxFile:
+    """Write the network of a run, or of a packed file, as ONNX, with its classes and its input.
+
+    Args:
+        source: The folder of a finished run, or what :func:`proxbit.save` wrote.
+        out: The file to write.
+        operators: As for :func:`proxbit.export_onnx`.
+        opset: As for :func:`proxbit.export_onnx`.
+        fixed_batch: As for :func:`proxbit.export_onnx`.
+        force: Whether an older file may be replaced.
+        skeleton: FILE.py:FUNCTION or a model's name, for a packed file without an architecture.
+        largest_side: As for :func:`proxbit.load`.
+    """
+    if Path(out).exists() and not Path(out).is_dir() and not force:
+        raise ValueError(f"'{out}' exists: choose another --out, or replace it with --force")
+    how: dict[str, Any] = {"operators": operators, "opset": opset, "fixed_batch": fixed_batch}
+    if Path(source).is_dir():
+        hard, job = finished_network(source)
+        form = input_of(job)
+        example = torch.zeros(1, *form["shape"])
+        return export_onnx(hard, out, example, labels=job.data.classes, input=form, **how)
+    held = read(source)
+    net = packed_network(source, held, skeleton, largest_side=largest_side)
+    return export_onnx(net, out, **how)

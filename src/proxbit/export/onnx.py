@@ -26,8 +26,7 @@ from proxbit.engine.packed import packed_layers
 from proxbit.engine.plan import Planned
 from proxbit.engine.routes import usual_input
 from proxbit.engine.unpacked import facts_of, unpacked_weights
-from proxbit.export.compact import compact
-from proxbit.export.constants import pack_signs, share_columns
+from proxbit.export.compact import compact, pack_signs, share_columns
 from proxbit.export.dialects import BIPOLAR, STANDARD, as_constants, dense_layer
 from proxbit.export.graphs import Graph, announce, fold, ours, settle
 from proxbit.export.layouts import LAST, move_channels_last
@@ -36,7 +35,7 @@ from proxbit.export.operators import as_operators, exchanged
 from proxbit.export.translation import fixed_lengths, translate, translate_freely
 from proxbit.nn.model_weights import binary_weights, require_binarized
 from proxbit.util.files import require_place, write_atomically
-from proxbit.util.text import few, size, unknown_name_message
+from proxbit.util.text import few, require_known, size
 
 OPERATORS = ("standard", "proxbit", "qonnx", "matmulnbits")
 DIALECTS = {"standard": STANDARD, "qonnx": BIPOLAR}
@@ -209,8 +208,7 @@ def _name_batch(graph: Any, fixed: dict[str, int]) -> dict[str, tuple[int | str,
 def _check_target(path: str | os.PathLike[str], operators: str, opset: int) -> Path:
     target = Path(path)
     require_place(target)
-    if operators not in OPERATORS:
-        raise ValueError(unknown_name_message("operators", operators, OPERATORS))
+    require_known("operators", operators, OPERATORS)
     if opset not in OPSETS:
         raise ValueError(f"opset is {OPSETS[0]} to {OPSETS[-1]}, not {opset}")
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]

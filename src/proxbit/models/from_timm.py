@@ -124,7 +124,7 @@ def _reason(name: str, pretrained: bool, wanted: dict[str, Any], error: Exceptio
         return f"timm/{name} sets {option!r} by itself: leave it out, or choose another model"
     if told is not None:
         return _unknown_option(name, told[3], _arguments(name, told[1]))
-    if pretrained and not _has_weights(name):
+    if pretrained and pretrained_classes(f"timm/{name}") is None:
         known = import_timm().list_pretrained(f"{name.partition('_')[0]}*")
         others = f", such as {few([f'timm/{each}' for each in known])}" if known else ""
         return (
@@ -139,11 +139,6 @@ def _reason(name: str, pretrained: bool, wanted: dict[str, Any], error: Exceptio
         )
     values = ", ".join(f"{_OURS.get(key, key)}={value!r}" for key, value in wanted.items())
     return f"timm/{name} cannot be built with {values}: {first}"
-
-
-def _has_weights(name: str) -> bool:
-    settings = import_timm().models.get_pretrained_cfg(name)
-    return settings is not None and bool(settings.has_weights)
 
 
 def _unknown_option(name: str, option: str, known: Sequence[str]) -> str:

@@ -48,12 +48,12 @@ def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
     return Misfit(
         tuple(missing),
         tuple(n for n in given if n not in own),
-        tuple((n, *s) for n in both if (s := _shapes(given[n], own[n]))[0] != s[1]),
+        tuple(
+            (n, tuple(given[n].shape), tuple(own[n].shape))
+            for n in both
+            if given[n].shape != own[n].shape
+        ),
     )
-
-
-def _shapes(given: Tensor, own: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(given.shape), tuple(own.shape)
 
 
 def heads(

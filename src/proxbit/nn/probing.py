@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
@@ -104,6 +104,19 @@ def call(model: nn.Module, example: Any) -> Any:
     if isinstance(example, dict):
         return model(**example)
     return model(*example) if isinstance(example, tuple | list) else model(example)
+
+
+def call_all(model: nn.Module, batches: Iterable[Any], what: str) -> None:
+    """Call the model with each batch: an input, keywords, or a tuple whose first item is the input.
+
+    ``what`` names who asked, should there be none.
+    """
+    given = False
+    for batch in batches:
+        call(model, batch[0] if isinstance(batch, tuple | list) else batch)
+        given = True
+    if not given:
+        raise ValueError(f"{what} got no batches: pass some inputs, or a data loader")
 
 
 def run(model: nn.Module, example: Any) -> list[Tensor]:

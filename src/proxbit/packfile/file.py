@@ -27,7 +27,7 @@ from proxbit.packfile.header import (
 )
 from proxbit.packfile.narrow import from_int8, is_table, row_count, to_half, to_int8
 from proxbit.util.files import write_atomically
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known
 
 KEY = "proxbit"
 TABLES = ("float", "int8")
@@ -50,10 +50,8 @@ def write(
         tables: "int8" stores float tensors of 4,096 values or more in two or more dimensions
             (embeddings, classifiers) as int8 with one scale per row.
     """
-    if float_rest not in FLOAT_RESTS:
-        raise ValueError(unknown_name_message("float_rest", float_rest, FLOAT_RESTS))
-    if tables not in TABLES:
-        raise ValueError(unknown_name_message("tables", tables, TABLES))
+    require_known("float_rest", float_rest, FLOAT_RESTS)
+    require_known("tables", tables, TABLES)
     check_contents(contents)
     chosen = [n for n, t in contents.floats.items() if tables == "int8" and is_table(t)]
     stored = _stored(contents, float_rest, chosen)

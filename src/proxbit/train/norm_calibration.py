@@ -15,7 +15,7 @@ from torch.nn import functional
 from proxbit.binarization.conversion import restore
 from proxbit.nn.attention_norm import EPS, NAME, attention_norms, attentions, output_width
 from proxbit.nn.model_weights import binary_weights
-from proxbit.nn.probing import call
+from proxbit.nn.probing import call_all
 from proxbit.util.modes import eval_mode, hooked
 
 
@@ -99,13 +99,8 @@ def _fit(source: nn.Module, batches: Iterable[Any]) -> list[_Line]:
     found = attentions(source)
     lines = [_Line() for _ in found]
     hooks = [partial(_note, line) for line in lines]
-    count = 0
     with _passed_by(found.values(), hooks), observing(source):
-        for batch in batches:
-            call(source, batch[0] if isinstance(batch, tuple | list) else batch)
-            count += 1
-    if not count:
-        raise ValueError("calibrate_norms got no batches: pass some inputs, or a data loader")
+        call_all(source, batches, "calibrate_norms")
     for name, line in zip(found, lines, strict=True):
         if not line.count:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from pathlib import PurePath
 
@@ -141,6 +141,12 @@ def unknown_name_message(what: str, given: object, known: Iterable[str]) -> str:
     best = max(close, default=None, key=lambda name: _likeness(word, name.lower()))
     hint = "" if best is None else f"did you mean {best!r}? "
     return f"unknown {what} {given!r}: {hint}known: {', '.join(names)}"
+
+
+def require_known(what: str, given: object, known: Collection[str]) -> None:
+    """Refuse a name that is not known, with :func:`unknown_name_message`."""
+    if given not in known:
+        raise ValueError(unknown_name_message(what, given, known))
 
 
 def _likeness(a: str, b: str) -> tuple[float, int]:

@@ -21,7 +21,7 @@ from proxbit.experiments.report.parts import ResultsReport, Section
 from proxbit.experiments.report.tables import grid_table
 from proxbit.experiments.reproduce.results import ResultLine, read_results
 from proxbit.util.files import write_atomically
-from proxbit.util.text import few, unknown_name_message
+from proxbit.util.text import few, require_known
 
 FORMATS = ("html", "markdown", "csv")
 _ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv"}
@@ -81,8 +81,7 @@ def _several(values: Iterable[str], between: str = ", ") -> str:
 
 def render(lines: Sequence[ResultLine], form: str, folders: Sequence[str | Path] = ()) -> str:
     """The text of a report in one of FORMATS."""
-    if form not in FORMATS:
-        raise ValueError(unknown_name_message("format", form, FORMATS))
+    require_known("format", form, FORMATS)
     if form == "csv":
         return to_csv(outcomes(lines))
     return {"html": to_html, "markdown": to_markdown}[form](build_report(lines, folders))

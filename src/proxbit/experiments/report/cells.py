@@ -81,8 +81,7 @@ def figures(line: ResultLine) -> dict[str, Any]:
 
 def ordered(key: Mapping[str, str]) -> Axes:
     """The axes of a cell in one order, whoever wrote them."""
-    known = [(axis, key[axis]) for axis in ORDER if axis in key]
-    return (*known, *sorted((axis, key[axis]) for axis in key if axis not in ORDER))
+    return tuple((axis, key[axis]) for axis in ORDER if axis in key)
 
 
 def without(axes: Axes, *names: str) -> Axes:

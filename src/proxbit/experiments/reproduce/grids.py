@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from proxbit.experiments.reproduce.paper import PROTOCOLS
 from proxbit.experiments.reproduce.presets import PRESETS
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known, unknown_name_message
 
 AXES = ("model", "dataset", "pipeline", "task", "method", "protocols", "block", "bits")
 MAIN = ("FP", "PQ", "rPC", "BC", "PC", "BNN", "BNN+", "BNN++")
@@ -136,6 +136,7 @@ def _vit_rows(models: Sequence[str], smallest: str, five: Sequence[str] = ()) ->
 
 _THREE = ("FT BW", "FT BWA", "FT BWAA")
 _TWO = ("E2E BW", "E2E BWA")
+_TUNED_VIT, _TUNED_RESNET = (_row(m, "CIFAR-10", "FT BW") for m in ("ViT-B", "ResNet20"))
 
 _GRIDS = (
     Grid(
@@ -152,16 +153,13 @@ _GRIDS = (
     Grid(
         "vit-tasks", "Tables 4 and 8: DeiT-T, three tasks", MAIN,
         (
-            _row("DeiT-T", "CIFAR-10", *_THREE),
-            _row("DeiT-T", "CIFAR-100", *_THREE),
+            _row("DeiT-T", "CIFAR-10", *_THREE), _row("DeiT-T", "CIFAR-100", *_THREE),
             _row("DeiT-T", "ImageNet-1K", *_TWO),
         ),
     ),
     Grid(
         "additional", "Table 6: more pairs; and the same on ResNet-20, which is not in the paper",
-        MORE,
-        (*_vit_rows(("DeiT-T", "DeiT-S"), "DeiT-T", five=("FT",)),
-         _row("ResNet20", "CIFAR-10", "FT BW")),
+        MORE, (*_vit_rows(("DeiT-T", "DeiT-S"), "DeiT-T", five=("FT",)), _TUNED_RESNET),
     ),
     Grid(
         "ptb", "Figure: binarizing after training instead of while training",
@@ -173,18 +171,15 @@ _GRIDS = (
     ),
     Grid(
         "ablation", "Table 5: scaling, normalization, pre-training, distillation, cumulatively",
-        ("PC", "BNN++"), (_row("ViT-B", "CIFAR-10", "FT BW"),), protocols=PROTOCOLS,
+        ("PC", "BNN++"), (_TUNED_VIT,), protocols=PROTOCOLS,
     ),
     Grid(
         "blocks", "Figure: one block binary at a time; and the same on ResNet-20",
-        ("FP", "BNN++"),
-        (_row("ViT-B", "CIFAR-10", "FT BW"), _row("ResNet20", "CIFAR-10", "FT BW")), blocks=True,
+        ("FP", "BNN++"), (_TUNED_VIT, _TUNED_RESNET), blocks=True,
     ),
     Grid(
         "bivit", "Appendix E: Swin-T and NesT-T (fine-tuned BW is our reading)", ("BNN++",),
-        tuple(
-            _row(model, "ImageNet-1K", "FT BW") for model in ("Swin-T", "NesT-T")
-        ),
+        tuple(_row(model, "ImageNet-1K", "FT BW") for model in ("Swin-T", "NesT-T")),
     ),
     Grid(
         "accumulators", "Section 4.2: registers of 4 to 16 bits, and BWAA end to end",
@@ -200,15 +195,13 @@ GRIDS: dict[str, Grid] = {grid.name: grid for grid in _GRIDS}
 
 def find_grid(name: str) -> Grid:
     """A grid by name."""
-    if name not in GRIDS:
-        raise ValueError(unknown_name_message("grid", name, GRIDS))
+    require_known("grid", name, GRIDS)
     return GRIDS[name]
 
 
 def find_rows(grid: Grid, preset: str, wanted: Iterable[str] = ()) -> tuple[Row, ...]:
     """The rows of a grid in a preset that any of the names or globs matches; without names all."""
-    if preset not in PRESETS:
-        raise ValueError(unknown_name_message("preset", preset, PRESETS))
+    require_known("preset", preset, PRESETS)
     rows, wanted = grid.at(preset), tuple(wanted)
     for name in wanted:
         if not any(fnmatchcase(row.name, name) for row in rows):

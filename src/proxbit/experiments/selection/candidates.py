@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxbit.core import methods as catalogue
 from proxbit.core.methods import SETTINGS
 from proxbit.theory import check
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ def find_candidates(
     >>> [each.method for each in find_candidates(methods=["BNN++", "bc"])]
     ['bnn++', 'bc']
     """
-    if settings not in SETTINGS:
-        raise ValueError(unknown_name_message("settings", settings, SETTINGS))
+    require_known("settings", settings, SETTINGS)
     for name in own:
         if ".py:" not in name:
             raise ValueError(
