@@ -90,6 +90,8 @@ class _PackedConv(PackedLayer):
         self.mode = conv.padding_mode
         self.stride, self.dilation, self.groups = conv.stride, conv.dilation, conv.groups
         self.window = self._window()
+        even = self.mode == "zeros" and self.border[::2] == self.border[1::2]
+        self._even_border = self.border[::-2] if even and not self.form.binary else None
 
     def _window(self) -> ConvGeometry:
         """The geometry with two dimensions, and the border that the kernel adds."""
@@ -109,6 +111,8 @@ class _PackedConv(PackedLayer):
         """
         if ops.is_symbol(x):
             return ops.as_node(self, x)
+        if self.route == "float" and (out := self._at_once(x)) is not None:
+            return out
         dims = len(self.shape)
         if x.dim() == dims - 1:
             return self.forward(x.unsqueeze(0)).squeeze(0)
@@ -132,6 +136,20 @@ class _PackedConv(PackedLayer):
         whole = self.in_line(out)
         out = out if last else out.contiguous()
         return out if whole else self.rest(out)
+
+    def _at_once(self, x: Tensor) -> Tensor | None:
+        """By torch, where nothing is left to decide: a call of Python costs, too."""
+        weight, padding, bias = self._dense, self._even_border, self._parameters["bias"]
+        if weight is None or padding is None or self.after or x.dim() != weight.dim():
+            return None
+        alike = x.dtype == weight.dtype and x.device == weight.device
+        if not alike or x.shape[1] != self.shape[1] * self.groups or ops.in_graph():
+            return None
+        if bias is not None and bias.dtype != x.dtype:
+            return None
+        convolve = functional.conv1d if weight.dim() == 3 else functional.conv2d
+        weight = self._beside(x, weight)
+        return convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _convolve(self, image: Tensor) -> Tensor | None:
         """With a kernel, or as its operator in a graph; None where neither fits."""
