@@ -247,27 +247,35 @@ class Kernel:
         x = x.contiguous() if x.dtype == torch.uint8 else x
         place, sizes = self._window(x, window)
         threads = torch.get_num_threads()
+        out = self._image(*sizes)
         if not x.shape[0]:
-            code, out = 0, self._empty(*sizes)
+            code = 0
         elif not self.form.binary:
-            out = torch.empty(*sizes, self.width)
             code = self.lib.pb_weight_conv(
                 self.pointer, place, x.data_ptr(), out.data_ptr(), threads
             )
         else:
-            out = self._empty(*sizes)
             code = self.convolve_bits(
                 self.pointer, place, *self._taken(x), *self._taking(out), then, threads
             )
         if code:
             kernels.check(code)
         if then is not None and not self.form.binary:
-            follow(out, then)
-        return out if out.dtype == torch.uint8 else out.permute(0, 3, 1, 2)
+            follow(out.permute(0, 2, 3, 1), then)
+        return out
 
     def out_sizes(self, x: Tensor, window: ConvGeometry) -> tuple[int, ...]:
         """Batch, height and width of the convolution."""
         return self._window(x, window)[1]
+
+    def _image(self, batch: int, height: int, width: int) -> Tensor:
+        """Memory for an image of bits, or of floats with the channels last, by one call."""
+        if self.bounds is not None:
+            return self._empty(batch, height, width)
+        line = width * self.width
+        return torch.empty_strided(
+            (batch, self.width, height, width), (height * line, 1, line, self.width)
+        )
 
     def _empty(self, *sizes: int) -> Tensor:
         if self.bounds is None:
