@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxbit.data import ImageSet, Loader, Recipe, open_data
-from proxbit.data.image_set import statistics
-from proxbit.data.splits import balanced_split
+from proxbit.data.image_set import balanced_split, statistics
 
 SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

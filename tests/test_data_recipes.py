@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from proxbit.data import RECIPES, ImageSet, Loader, Recipe, open_data
-from proxbit.data.mixing import smoothed
 from proxbit.data.pixels import normalize, resize, shifted, take
+from proxbit.data.recipes import smoothed
 from proxbit.util.compat import allow_torchvision
 
 seeds = st.integers(0, 2**31)

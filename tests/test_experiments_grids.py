@@ -18,8 +18,13 @@ from proxbit.experiments.reproduce.configs import (
     needs_float,
     parse_given,
 )
-from proxbit.experiments.reproduce.estimates import duration, seconds_of
-from proxbit.experiments.reproduce.grid_planning import CellQuery, overview, plan
+from proxbit.experiments.reproduce.grid_planning import (
+    CellQuery,
+    duration,
+    overview,
+    plan,
+    seconds_of,
+)
 from proxbit.experiments.reproduce.grids import GRIDS, Cell, find_grid, find_rows
 from proxbit.experiments.reproduce.paper import PROTOCOLS
 from proxbit.experiments.reproduce.presets import PRESETS

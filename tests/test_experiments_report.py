@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from proxbit.cli.report_commands import report
+from proxbit.cli.reproduce_commands import report
 from proxbit.experiments.report.assembly import (
     build_report,
     format_of,

@@ -15,8 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxbit.experiments.report.assembly import render
-from proxbit.experiments.report.charts import Bar, ChartCurve, bars_chart, curves_chart, heat_map
-from proxbit.experiments.report.svg import spread, ticks
+from proxbit.experiments.report.charts import (
+    Bar,
+    ChartCurve,
+    bars_chart,
+    curves_chart,
+    heat_map,
+    spread,
+    ticks,
+)
 from proxbit.experiments.reproduce.results import ResultLine
 
 NASTY = "<img src=x onerror=alert(1)> \"quoted\" 'single' </script> & ]]>"

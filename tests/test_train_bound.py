@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from proxbit.cli.root import app
 from proxbit.experiments.selection.trials import open_trial
 from proxbit.train import Config, evaluate, fit, open_run, resume_run
-from proxbit.train.binding import changes, require_same
-from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
+from proxbit.train.checkpoint import changes, load_checkpoint, require_same, save_checkpoint
 from proxbit.train.divergence import Interrupted
 from proxbit.train.records import read_records
 from proxbit.train.run_folder import RunFolder

@@ -300,7 +300,7 @@ def _folder(path: Path) -> Path:
 
 
 def test_tensorboard_is_asked_for_before_the_run_begins(place, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxbit.train.events.find_spec", lambda _: None)
+    monkeypatch.setattr("proxbit.train.display.find_spec", lambda _: None)
     assert "pip install tensorboard" in refusal(train(place, tmp_path / "run", "--tensorboard"))
     assert not (tmp_path / "run").exists()
 

@@ -21,7 +21,7 @@ from proxbit.train import Config, evaluate, fit, open_run, resume_run
 from proxbit.train.checkpoint import load_checkpoint
 from proxbit.train.divergence import Interrupted
 from proxbit.train.head_fitting import DECAY, fit_head, logistic_regression
-from proxbit.train.lengths import STRENGTHS, augmentation_for, float_epochs_for, weaker
+from proxbit.train.settings import STRENGTHS, augmentation_for, float_epochs_for, weaker
 from proxbit.train.setup import prepare
 from proxbit.train.trainer import Trainer
 from proxbit.util.compat import allow_torchvision

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from proxbit.binarization import advice, shrinking
-from proxbit.binarization.conversion_report import LayerLine, Report
+from proxbit.binarization import advice
+from proxbit.binarization.conversion_report import LayerLine, Report, held_bytes, packed_size
 from proxbit.binarization.layer_choice import (
     SWAPS,
     Choice,
@@ -88,7 +88,7 @@ def binarize(
     _require_some(choices)
     names = [c.name for c in choices if c.swap and c.binary and form.task.name != "BW"]
     constant = never_negative(model, names, graph) if names else []
-    lines, bytes_float = _lines(choices), shrinking.held(model)
+    lines, bytes_float = _lines(choices), held_bytes(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
     notes = _replace_relus(model, constant, new)
@@ -101,7 +101,7 @@ def binarize(
     weights = binary_weights(model)
     problems = [*advice.strengths(weights), *problems, *advice.frozen(weights)]
     advice.warn_once(problems)
-    packed, hints = shrinking.packed(model, bytes_float)
+    packed, hints = packed_size(model, bytes_float)
     layers = tuple(_finished(*each, form) for each in zip(lines, choices, strict=True))
     every = (*notes, *problems, *kept, *hints)
     return Report(chosen.name, form.task.name, layers, bytes_float, packed, every)

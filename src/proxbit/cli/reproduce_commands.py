@@ -1,4 +1,4 @@
-"""``proxbit reproduce``: the paper's tables and figures on the command line."""
+"""``proxbit reproduce`` and ``report``: the paper's tables and figures on the command line."""
 
 from __future__ import annotations
 
@@ -159,3 +159,33 @@ def _cells(events: list[Any]) -> str:
     from proxbit.experiments.reproduce.grid_progress import describe
 
     return describe(events[0].cell) if len(events) == 1 else f"{len(events)} cells"
+
+
+def report(
+    folders: Annotated[
+        list[str], typer.Argument(metavar="FOLDER...", help="Folders that proxbit reproduce wrote.")
+    ],
+    out: Annotated[
+        Name, option("FILE.html, .md or .csv; replaced.", "--out", "-o", metavar="FILE")
+    ] = None,
+    form: Annotated[
+        Name, option("html, markdown or csv.", "--format", shown="by -o, or markdown")
+    ] = None,
+) -> None:
+    """Show results beside the paper's: tables, curves, sizes, verdicts, and its claims.
+
+    The HTML page is one file that opens offline. Without -o the report is
+    printed. Results of several folders, seeds or machines are combined.
+
+    proxbit report results/ -o report.html
+
+    proxbit report results/ other/ --format csv
+    """
+    from proxbit.experiments.report.assembly import read_folders, render, write_report
+
+    with mistakes():
+        if out is None:
+            say(render(read_folders(folders), form or "markdown", folders), nl=False)
+            return
+        written = write_report(folders, out, form)
+    say(f"written as {written}: {out}")

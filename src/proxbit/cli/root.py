@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from proxbit._version import __version__
-from proxbit.cli.engine_commands import bench, inspect, pack, run
+from proxbit.cli.engine_commands import bench, export, inspect, pack, run
 from proxbit.cli.errors import mistakes, say
-from proxbit.cli.export_commands import export
-from proxbit.cli.report_commands import report
-from proxbit.cli.reproduce_commands import reproduce
+from proxbit.cli.reproduce_commands import report, reproduce
 from proxbit.cli.select_commands import select
 from proxbit.cli.theory_commands import check, methods
 from proxbit.cli.train_commands import demo, evaluate, show, train

@@ -87,7 +87,7 @@ def train(
 
     Exit status: 0 done, 2 a mistake in the call, 4 the loss diverged, 130 interrupted and saved.
     """
-    from proxbit.train.events import require_tensorboard
+    from proxbit.train.display import require_tensorboard
     from proxbit.train.fitting import open_run, resume_run
 
     with mistakes():
@@ -120,9 +120,8 @@ def refuse_contradictions(folder: str, given: dict[str, Any]) -> None:
 
 
 def _run(trainer: Any, quiet: bool, tensorboard: bool) -> None:
-    from proxbit.train.display import Display, final_line
+    from proxbit.train.display import Display, Events, final_line
     from proxbit.train.divergence import Diverged, Interrupted
-    from proxbit.train.events import Events
 
     folder, main = trainer.folder.path, trainer.dist.main
     # Names of files are shown as they are, brackets and colons included.

@@ -4,11 +4,10 @@ Imports torch, numpy and proxbit's ``util`` alone; PIL, torchvision and timm onl
 where image folders or timm's recipe ask for them.
 """
 
-from proxbit.data.fashion import fashion_mnist
 from proxbit.data.image_folder import FolderSet
 from proxbit.data.image_set import ImageSet
 from proxbit.data.loader import Loader
-from proxbit.data.opening import Data, open_data
+from proxbit.data.opening import Data, fashion_mnist, open_data
 from proxbit.data.pixels import normalize
 from proxbit.data.recipes import RECIPES, Recipe
 

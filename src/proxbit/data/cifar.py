@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxbit.data.image_set import ImageSet
 from proxbit.data.unpickle import ByteArray, read_pickle
-from proxbit.util.optional_imports import extra
+from proxbit.util.compat import extra
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 

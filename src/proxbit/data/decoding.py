@@ -15,7 +15,7 @@ from proxbit.data.epoch_rng import seeded
 from proxbit.data.image_folder import FolderSet
 from proxbit.data.opening import Data
 from proxbit.data.recipes import Recipe
-from proxbit.util.optional_imports import extra
+from proxbit.util.compat import extra
 
 Item = tuple[int, int]  # a row of the part and the key of its random choices
 

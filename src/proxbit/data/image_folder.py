@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxbit.data.splits import balanced_split, one_part
-from proxbit.util.optional_imports import extra
+from proxbit.data.image_set import balanced_split, one_part
+from proxbit.util.compat import extra
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB")

@@ -14,10 +14,9 @@ from torch import Tensor
 from proxbit.data.decoding import Pictures, picture_batches, plain_transform, random_transform
 from proxbit.data.epoch_rng import EpochRNG, ShardedBatches
 from proxbit.data.image_set import ImageSet
-from proxbit.data.mixing import erased, mixed, smoothed
 from proxbit.data.opening import Data
 from proxbit.data.pixels import normalize, resize, shifted, take
-from proxbit.data.recipes import RECIPES, Recipe, check_recipe
+from proxbit.data.recipes import RECIPES, Recipe, check_recipe, erased, mixed, smoothed
 
 FOLDER_SIZE = 224
 

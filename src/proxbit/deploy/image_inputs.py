@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from proxbit.data.image_folder import read_picture
 from proxbit.data.pixels import normalize
 from proxbit.engine.loading import LARGEST_SIDE
-from proxbit.util.optional_imports import extra
+from proxbit.util.compat import extra
 from proxbit.util.text import first_line
 
 MOST_CHANNELS = 16  # of the largest image

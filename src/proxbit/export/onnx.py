@@ -27,10 +27,9 @@ from proxbit.engine.plan import Planned
 from proxbit.engine.routes import usual_input
 from proxbit.engine.unpacked import facts_of, unpacked_weights
 from proxbit.export.compact import compact, pack_signs, share_columns
-from proxbit.export.dialects import BIPOLAR, STANDARD, as_constants, dense_layer
+from proxbit.export.dialects import BIPOLAR, STANDARD, as_constants, dense_layer, nbits_layer
 from proxbit.export.graphs import Graph, announce, fold, ours, settle
 from proxbit.export.layouts import LAST, move_channels_last
-from proxbit.export.nbits import nbits_layer
 from proxbit.export.operators import as_operators, exchanged
 from proxbit.export.translation import fixed_lengths, translate, translate_freely
 from proxbit.nn.model_weights import binary_weights, require_binarized

@@ -1,4 +1,7 @@
-"""Signs as bits, eight to a byte: bit 1 is +1, bit 0 is -1, the first sign is the lowest bit."""
+"""Tensors stored smaller: signs as bits, floats as float16, or int8 with one scale per row.
+
+Bit 1 is +1, bit 0 is -1, eight to a byte, and the first sign is the lowest bit.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +59,67 @@ def _pack(signs: Tensor) -> Tensor:
     eights = functional.pad((signs > 0).to(torch.uint8), (0, -len(signs) % 8)).reshape(-1, 8)
     places = torch.arange(8, dtype=torch.uint8, device=signs.device)
     return (eights << places).sum(-1, dtype=torch.uint8)
+
+
+TABLE_VALUES = 4096  # below, the scales and names eat what int8 saves
+
+
+def to_half(name: str, given: Tensor) -> Tensor:
+    """A float32 or float64 tensor as float16; other types as they are.
+
+    >>> to_half("bias", torch.tensor([1.0, 70000.0]))
+    Traceback (most recent call last):
+    ValueError: 'bias' reaches 70000, which float16 cannot hold: use float_rest='float32'
+    """
+    if given.dtype not in (torch.float32, torch.float64):
+        return given
+    half = given.half()
+    if bool((half.isinf() & given.isfinite()).any()):
+        most = float(given[given.isfinite()].abs().max())
+        raise ValueError(
+            f"{name!r} reaches {most:g}, which float16 cannot hold: use float_rest='float32'"
+        )
+    return half
+
+
+def is_table(given: Tensor) -> bool:
+    """Whether a tensor is worth storing as int8: floats, at least 4,096 in two or more dimensions.
+
+    >>> is_table(torch.zeros(64, 64)), is_table(torch.zeros(4096)), is_table(torch.zeros(9, 9))
+    (True, False, False)
+    """
+    return given.is_floating_point() and given.dim() >= 2 and given.numel() >= TABLE_VALUES
+
+
+def to_int8(name: str, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127 in the tensor's shape, and one float32 scale per row.
+
+    >>> values, scale = to_int8("table", torch.tensor([[0.5, -1.27], [0.0, 0.0]]))
+    >>> values, scale
+    (tensor([[  50, -127],
+            [   0,    0]], dtype=torch.int8), tensor([0.0100, 0.0000]))
+    """
+    rows = given.float().reshape(row_count(tuple(given.shape)), -1)
+    if not bool(rows.isfinite().all()):
+        raise ValueError(f"{name!r} is not finite, and int8 cannot hold that: use tables='float'")
+    scale = rows.abs().amax(1) / 127
+    values = rows / torch.where(scale > 0, scale, 1)[:, None]
+    return values.round().clamp(-127, 127).to(torch.int8).reshape(given.shape), scale
+
+
+def from_int8(values: Tensor, scale: Tensor) -> Tensor:
+    """The float32 tensor that :func:`to_int8` stored, to half a step.
+
+    >>> from_int8(torch.tensor([[50, -127]], dtype=torch.int8), torch.tensor([0.5]))
+    tensor([[ 25.0000, -63.5000]])
+    """
+    return (values.reshape(scale.numel(), -1) * scale[:, None]).reshape(values.shape)
+
+
+def row_count(shape: tuple[int, ...]) -> int:
+    """How many rows of a table have a scale: its first size, or all but its last if that is 1.
+
+    >>> row_count((1000, 768)), row_count((768, 3, 16, 16)), row_count((1, 197, 768))
+    (1000, 768, 197)
+    """
+    return shape[0] if shape[0] > 1 else math.prod(shape[:-1])

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from proxbit.packfile.bits import from_int8, is_table, row_count, to_half, to_int8
 from proxbit.packfile.container import MOST_DIMENSIONS, MOST_HEADER, Container, read_container
 from proxbit.packfile.contents import Contents, PackedWeight, check_contents
 from proxbit.packfile.header import (
@@ -25,7 +26,6 @@ from proxbit.packfile.header import (
     header_text,
     parse_header,
 )
-from proxbit.packfile.narrow import from_int8, is_table, row_count, to_half, to_int8
 from proxbit.util.files import write_atomically
 from proxbit.util.text import require_known
 

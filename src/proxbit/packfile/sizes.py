@@ -7,11 +7,11 @@ import math
 
 import torch
 
+from proxbit.packfile.bits import is_table, row_count
 from proxbit.packfile.container import WIDTHS
 from proxbit.packfile.contents import Contents
 from proxbit.packfile.file import KEY, stored_parts
 from proxbit.packfile.header import header_text
-from proxbit.packfile.narrow import is_table, row_count
 
 # In the order in which safetensors lays tensors out, and as it spells them.
 _NAMES = {

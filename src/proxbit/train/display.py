@@ -1,7 +1,9 @@
-"""The display of a run: a bar while it trains, a line per epoch, a line at the end."""
+"""The display of a run: a bar while it trains, lines, and TensorBoard events."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -82,3 +84,30 @@ def final_line(result: dict[str, Any]) -> str:
         f"{', '.join(shares)}{gap} ({result['n']:,} {result['part']} images, seed "
         f"{result['seed']}); {sizes}; {result['seconds']:.0f} s"
     )
+
+
+CURVES = ("loss", "lr", "strength", "soft", "hard", "flips", "saturated", "overflow")
+
+
+def require_tensorboard() -> None:
+    """One sentence where tensorboard is missing."""
+    if find_spec("tensorboard") is None:
+        raise ValueError("--tensorboard needs tensorboard: pip install tensorboard")
+
+
+class Events:
+    """One curve per number of a record."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(folder))
+
+    def write(self, record: Record) -> None:
+        """One epoch."""
+        for name in CURVES:
+            value = getattr(record, name)
+            if value is not None:
+                self.writer.add_scalar(name, value, record.step)
+        self.writer.flush()

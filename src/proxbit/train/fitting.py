@@ -11,8 +11,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from proxbit.nn.model_weights import binary_weights
-from proxbit.train.binding import ON_PURPOSE, begun, nothing_yet, rebind, record_fault, require_same
-from proxbit.train.checkpoint import load_checkpoint, require_like, save_checkpoint
+from proxbit.train.checkpoint import (
+    ON_PURPOSE,
+    begun,
+    load_checkpoint,
+    nothing_yet,
+    rebind,
+    record_fault,
+    require_like,
+    require_same,
+    save_checkpoint,
+)
 from proxbit.train.config import Config
 from proxbit.train.distributed import Distributed
 from proxbit.train.evaluation import count_right

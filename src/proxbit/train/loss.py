@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxbit.data.mixing import smoothed
+from proxbit.data.recipes import smoothed
 from proxbit.nn import BinaryProduct, overflow_penalty
 from proxbit.train.distillation import Distiller
 from proxbit.train.setup import PreparedRun

@@ -25,11 +25,9 @@ import torch
 from torch import Tensor
 
 from proxbit._version import __version__
-from proxbit.train.binding import begun, nothing_yet
-from proxbit.train.checkpoint import load_checkpoint, save_checkpoint
+from proxbit.train.checkpoint import begun, load_checkpoint, nothing_yet, save_checkpoint
 from proxbit.train.config import Config, read_config
-from proxbit.util.files import remove_leftovers, write_atomically
-from proxbit.util.folders import SoleFolder
+from proxbit.util.files import SoleFolder, remove_leftovers, write_atomically
 from proxbit.util.text import size
 
 

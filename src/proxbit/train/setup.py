@@ -27,10 +27,16 @@ from proxbit.train.checkpoint import require_like
 from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 from proxbit.train.input_calibration import calibrate_inputs
-from proxbit.train.lengths import BATCH_SIZE, augmentation_for, batch_size_for, float_epochs_for
 from proxbit.train.norm_calibration import calibrate_norms
 from proxbit.train.precision import choose_precision
-from proxbit.train.settings import resolve_method, with_options
+from proxbit.train.settings import (
+    BATCH_SIZE,
+    augmentation_for,
+    batch_size_for,
+    float_epochs_for,
+    resolve_method,
+    with_options,
+)
 from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import unknown_name_message
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from proxbit.core.methods import Method
 from proxbit.core.schedules import Schedule
-from proxbit.train.binding import require_same
-from proxbit.train.checkpoint import load_checkpoint
+from proxbit.train.checkpoint import load_checkpoint, require_same
 from proxbit.train.config import Config
-from proxbit.train.lengths import augmentation_for, weaker
 from proxbit.train.run_folder import RunFolder
+from proxbit.train.settings import augmentation_for, weaker
 
 FLOAT, PRETRAINING = "float", "pre-training"  # how progress calls them
 FOLDERS = {FLOAT: "float", PRETRAINING: "pretrain"}

@@ -16,7 +16,7 @@ from proxbit.binarization.diagnosis import diagnose
 from proxbit.binarization.hardening import harden
 from proxbit.nn.model_weights import binary_weights
 from proxbit.train import checkpoint, network_state
-from proxbit.train.binding import bound
+from proxbit.train.checkpoint import bound
 from proxbit.train.distributed import Distributed
 from proxbit.train.divergence import Interrupted, refuse_broken, refuse_divergence
 from proxbit.train.evaluation import Evaluator

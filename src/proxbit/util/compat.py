@@ -1,10 +1,11 @@
-"""The one place for workarounds of other packages' packaging."""
+"""The one door to the packages of the ``vision`` extra, and workarounds of their packaging."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from typing import Any
 
 import torch
 
@@ -37,3 +38,16 @@ def _declare_operators() -> None:
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _KEPT.append(library)  # the declarations live as long as this object
+
+
+def extra(module: str) -> Any:
+    """A module of PIL, torchvision or timm, imported now; where it is absent, what to install."""
+    try:
+        if module.split(".")[0] in ("timm", "torchvision"):
+            allow_torchvision()
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or module).split(".")[0]
+        raise ModuleNotFoundError(
+            f"this data or recipe needs {package}: pip install 'proxbit[vision]'"
+        ) from error

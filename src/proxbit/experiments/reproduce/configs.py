@@ -12,7 +12,7 @@ from proxbit.experiments.reproduce.blocks import skeleton
 from proxbit.experiments.reproduce.grids import ALL_BLOCKS, Cell, Row
 from proxbit.experiments.reproduce.presets import PRESETS, Preset
 from proxbit.models import pretrained_classes
-from proxbit.train.binding import ASIDE, PLACES, same_file
+from proxbit.train.checkpoint import ASIDE, PLACES, same_file
 from proxbit.train.config import Config
 from proxbit.train.precision import AUTO
 from proxbit.train.settings import resolve_method

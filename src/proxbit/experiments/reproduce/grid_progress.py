@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxbit.experiments.reproduce.configs import Options
-from proxbit.experiments.reproduce.estimates import duration, seconds_of
+from proxbit.experiments.reproduce.grid_planning import duration, seconds_of
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.experiments.reproduce.running import Event
 from proxbit.util.text import visible

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxbit.experiments.reproduce.grids import AXES, Cell
-from proxbit.util.folders import SoleFolder
+from proxbit.util.files import SoleFolder
 from proxbit.util.jsonl import append_line, read_lines
 from proxbit.util.schema import record_from
 

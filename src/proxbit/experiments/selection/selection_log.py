@@ -16,8 +16,7 @@ from typing import Any
 from proxbit.experiments.selection.halving import Pace, Rung
 from proxbit.experiments.selection.trials import Trial
 from proxbit.train.config import Config
-from proxbit.util.files import write_atomically
-from proxbit.util.folders import SoleFolder
+from proxbit.util.files import SoleFolder, write_atomically
 from proxbit.util.jsonl import append_line, read_lines
 from proxbit.util.schema import read_json, record_from
 
