@@ -188,8 +188,9 @@ def test_a_run_that_ends_anywhere_else_resumes_too(
     place, whole, tmp_path, monkeypatch, function, call
 ):
     """Such as after a record was written but before its checkpoint."""
-    from proxbit.train import trainer as module
+    from proxbit.train import checkpoint, trainer
 
+    module = checkpoint if function == "save_checkpoint" else trainer
     original, calls = getattr(module, function), []
 
     def end_after(*args: Any, **kwargs: Any) -> Any:

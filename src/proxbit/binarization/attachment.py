@@ -13,14 +13,8 @@ from torch.optim import Optimizer
 from proxbit.binarization import advice
 from proxbit.binarization.resuming import OptimizerMemory, bare, unwrapped
 from proxbit.core.methods import Method
-from proxbit.nn import BinaryWeight, Quantizer, StepCounter
-from proxbit.nn.model_weights import (
-    binary_weights,
-    named_quantizers,
-    once,
-    quantizers,
-    require_binarized,
-)
+from proxbit.nn import BinaryWeight, Quantizer, StepCounter, model_weights
+from proxbit.nn.model_weights import binary_weights, once, quantizers, require_binarized
 
 # Which optimizers are attached, so that none is twice. An attribute of the optimizer would travel
 # with its pickles and its copies, which come without hooks.
@@ -40,7 +34,7 @@ class Attachment:
     ) -> None:
         """Collect what the hooks need; :func:`attach` checks and registers."""
         self.weights = binary_weights(model)
-        self.quantizers = named_quantizers(model)
+        self.quantizers = model_weights.named_quantizers(model)
         self.steps, self.clip = steps, clip
         self._counter = _one_counter(list(self.quantizers.values()))
         owned = {w.quantizer for w in self.weights}
@@ -151,7 +145,10 @@ class Attachment:
         (timm's ModelEma) do not: call this after each of their updates.
         """
         mine = {bare(name): quantizer.saved() for name, quantizer in self.quantizers.items()}
-        theirs = {bare(name): quantizer for name, quantizer in named_quantizers(copy).items()}
+        theirs = {
+            bare(name): quantizer
+            for name, quantizer in model_weights.named_quantizers(copy).items()
+        }
         odd = sorted(mine.keys() ^ theirs.keys())
         if odd:
             raise ValueError(f"this is not a copy of the model: {odd[0]!r} is in one of them only")
@@ -160,18 +157,15 @@ class Attachment:
 
     def state_dict(self) -> dict[str, Any]:
         """Step, strengths and units by quantizer name: plain numbers, ready for JSON."""
-        return {name: quantizer.saved() for name, quantizer in self.quantizers.items()}
+        return model_weights.saved_states(self.quantizers)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them back; refuses a state of another model and then changes nothing."""
         if set(state) != set(self.quantizers):
             odd = sorted(set(state) ^ set(self.quantizers))[0]
             raise ValueError(f"this state is of another model: {odd!r} is only in one of the two")
-        for name, quantizer in self.quantizers.items():
-            quantizer.restored(state[name])
+        model_weights.restore_states(self.quantizers, self.weights, state)
         self._counter.loaded = True
-        for weight in self.weights:
-            weight.reconcile()
 
 
 def attach(

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from proxbit.nn import BinaryWeight, Quantizer, StepCounter
+from proxbit.nn.model_weights import restore_states, saved_states
 from proxbit.util.notices import SettingsWarning
 
 KEY = "proxbit"
@@ -78,7 +79,7 @@ class OptimizerMemory:
         self._told, self.counter.loaded = None, False
 
     def _write(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        state["param_groups"][0][KEY] = {n: q.saved() for n, q in self.quantizers.items()}
+        state["param_groups"][0][KEY] = saved_states(self.quantizers)
 
     def _read(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         """Check before anything is loaded, and hand on a checkpoint without our part."""
@@ -111,10 +112,7 @@ class OptimizerMemory:
             self._told = _step(found)
         if self.counter.loaded:
             return
-        for name, quantizer in self.quantizers.items():
-            quantizer.restored(found[name])
-        for weight in self.weights:
-            weight.reconcile()
+        restore_states(self.quantizers, self.weights, found)
 
 
 def bare(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -12,11 +12,8 @@ from proxbit.util.text import require_known
 
 Unit: TypeAlias = Literal["one", "current", "initial"]
 
-UNITS: dict[str, str] = {
-    "one": "the pair sees the raw weight",
-    "current": "the pair sees w / mean|w|, measured at every step",
-    "initial": "the pair sees w / mean|w|, measured once when the layer was binarized",
-}
+# The pair sees the raw weight; w / mean|w|, measured at every step; or measured once, at first.
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True)

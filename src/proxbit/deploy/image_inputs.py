@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from proxbit.data.image_folder import read_picture
 from proxbit.data.pixels import normalize
+from proxbit.deploy.packed_networks import refusing_shape
 from proxbit.engine.loading import LARGEST_SIDE
 from proxbit.util.compat import extra
-from proxbit.util.text import first_line
 
 MOST_CHANNELS = 16  # of the largest image
 LONGEST, MOST_PIXELS = 16, 64  # of a picture on the way to it, in largest sides and images
@@ -160,13 +160,8 @@ def recognize(
     net: nn.Module, image: Tensor, labels: tuple[str, ...] | None, top: int
 ) -> list[Guess]:
     """The classes with the highest scores, best first."""
-    try:
-        with torch.inference_mode():
-            scores = net(image)
-    except Exception as error:  # a transformer asserts its size
-        raise ValueError(
-            f"the network does not take an input of shape {tuple(image.shape)}: {first_line(error)}"
-        ) from error
+    with refusing_shape(image.shape), torch.inference_mode():
+        scores = net(image)
     if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != 1:
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"the network gives {found} for one image, not one score per class")

@@ -51,16 +51,11 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         sizes = {"format": VERSION, "bytes": self.bytes, "ratio": self.ratio}
-        register = {"accumulator": self.accumulator}
-        return {"file": self.path} | sizes | asdict(self.about) | register | self._tensors()
-
-    def _tensors(self) -> dict[str, Any]:
-        parts = [asdict(part) for part in self.summary.parts]
         kept = ("name", "kind", "values", "bits", "bytes")
-        return {
-            "bytes_float": self.summary.bytes_float,
-            "layers": [{name: part[name] for name in kept} for part in parts],
-        }
+        layers = [{name: getattr(part, name) for name in kept} for part in self.summary.parts]
+        tensors = {"bytes_float": self.summary.bytes_float, "layers": layers}
+        register = {"accumulator": self.accumulator}
+        return {"file": self.path} | sizes | asdict(self.about) | register | tensors
 
     def __str__(self) -> str:
         """One line per fact, the tensors, the size."""
@@ -187,6 +182,17 @@ def _skeleton(about: About, spec: str | None) -> nn.Module | None:
     if ".py" in name:
         return build(spec, **known)
     return build(spec, classes=len(about.labels)) if about.labels else build(spec)
+
+
+@contextmanager
+def refusing_shape(shape: tuple[int, ...]) -> Iterator[None]:
+    """Say in one sentence that a network does not take an input: a transformer asserts its size."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"the network does not take an input of shape {tuple(shape)}: {first_line(error)}"
+        ) from error
 
 
 @contextmanager

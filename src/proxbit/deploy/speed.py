@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxbit.deploy.packed_networks import refusing_shape
 from proxbit.engine.packed import packed_layers
 from proxbit.engine.packing import finish
 from proxbit.engine.timing import race
 from proxbit.kernels.inference import isa
-from proxbit.util.text import alike, first_line, table
+from proxbit.util.text import alike, table
 
 
 @dataclass(frozen=True)
@@ -133,17 +134,11 @@ def measure(
         key: partial(net, x) for key, (net, x) in contenders.items()
     }
     kernels = isa()  # speaks up where PROXBIT_KERNELS is wrong
-    try:
-        with torch.inference_mode():
-            for (kind, _), (net, x) in contenders.items():
-                if kind == "packed":
-                    finish(net, x)
-            times = race(calls, seconds, watch)
-    except Exception as error:  # a transformer asserts its size
-        shape = tuple(example.shape)
-        raise ValueError(
-            f"the network does not take an input of shape {shape}: {first_line(error)}"
-        ) from error
+    with refusing_shape(example.shape), torch.inference_mode():
+        for (kind, _), (net, x) in contenders.items():
+            if kind == "packed":
+                finish(net, x)
+        times = race(calls, seconds, watch)
     best = {kind: _quickest(kind, times) for kind in ("packed", "float32")}
     chosen = contenders["packed", best["packed"].layout][0]
     slow = tuple(name for name, layer in packed_layers(chosen) if layer.route == "float")

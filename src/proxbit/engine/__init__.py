@@ -9,16 +9,6 @@ from proxbit.engine.summary import Part, Summary, summary
 from proxbit.kernels.inference import KernelWarning, isa
 
 __all__ = [
-    "KernelWarning",
-    "PackedConv1d",
-    "PackedConv2d",
-    "PackedLayer",
-    "PackedLinear",
-    "Part",
-    "Summary",
-    "isa",
-    "load",
-    "pack",
-    "save",
-    "summary",
-]
+    "KernelWarning", "PackedConv1d", "PackedConv2d", "PackedLayer", "PackedLinear", "Part",
+    "Summary", "isa", "load", "pack", "save", "summary",
+]  # fmt: skip

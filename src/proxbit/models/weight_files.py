@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from proxbit.util.text import few, first_line
@@ -51,10 +52,6 @@ def _file(path: Path) -> Path:
 
 
 def _safetensors(file: Path) -> Any:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ValueError(f"'{file}' needs safetensors: pip install safetensors") from error
     try:
         return load_file(file)
     except Exception as error:  # damaged in one of many ways

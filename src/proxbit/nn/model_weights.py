@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -44,6 +44,21 @@ def quantizers(model: nn.Module) -> list[Quantizer]:
 def named_quantizers(model: nn.Module) -> dict[str, Quantizer]:
     """The same, each under the name of its module."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Quantizer)}
+
+
+def saved_states(quantizers: Mapping[str, Quantizer]) -> dict[str, dict[str, Any]]:
+    """Strength, step, unit and hardness of every quantizer, by name: plain numbers."""
+    return {name: quantizer.saved() for name, quantizer in quantizers.items()}
+
+
+def restore_states(
+    quantizers: Mapping[str, Quantizer], weights: Iterable[BinaryWeight], states: dict[str, Any]
+) -> None:
+    """Take the states back, and bring the weights together with them."""
+    for name, quantizer in quantizers.items():
+        quantizer.restored(states[name])
+    for weight in weights:
+        weight.reconcile()
 
 
 def latent_parameters(model: nn.Module) -> list[nn.Parameter]:

@@ -10,23 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.core import maps
-from proxbit.nn.model_weights import binary_weights, named_quantizers
+from proxbit.nn.model_weights import binary_weights, named_quantizers, restore_states, saved_states
 from proxbit.nn.quantizers import whole
 from proxbit.train.checkpoint import beside
 
 
 def quantizer_states(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Strength, step, unit and hardness of every quantizer, by name."""
-    return {name: quantizer.saved() for name, quantizer in named_quantizers(model).items()}
+    return saved_states(named_quantizers(model))
 
 
 def restore_quantizers(model: nn.Module, states: Any) -> None:
     """Take them back; a state of another model is refused before anything changes."""
     require_states(states, quantizer_states(model))
-    for name, quantizer in named_quantizers(model).items():
-        quantizer.restored(states[name])
-    for weight in binary_weights(model):
-        weight.reconcile()
+    restore_states(named_quantizers(model), binary_weights(model), states)
 
 
 def require_states(given: Any, own: dict[str, dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxbit.util.files import require_place, write_atomically
+from proxbit.util.files import require_place, write_or_say
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,4 @@ def write_figure(path: str | Path, figure: Callable[[], Figure]) -> None:
         matplotlib.rcdefaults()  # not the user's own look: the same bytes everywhere
         matplotlib.rcParams.update(LOOK)
         figure().savefig(data, format=suffix, dpi=200, metadata=nothing)
-    try:
-        write_atomically(target, data.getvalue())
-    except OSError as error:
-        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    write_or_say(target, data.getvalue())

@@ -38,6 +38,14 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_or_say(path: Path, content: bytes) -> None:
+    """The same, with one sentence for a place that takes no file."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
 def _settle(folder: Path) -> None:
     """Let the names in a folder reach the disk; only POSIX opens folders."""
     if os.name != "posix":

@@ -20,7 +20,7 @@ from proxbit.experiments.report.markdown_page import to_markdown
 from proxbit.experiments.report.parts import ResultsReport, Section
 from proxbit.experiments.report.tables import grid_table
 from proxbit.experiments.reproduce.results import ResultLine, read_results
-from proxbit.util.files import write_atomically
+from proxbit.util.files import write_or_say
 from proxbit.util.text import few, require_known
 
 FORMATS = ("html", "markdown", "csv")
@@ -101,8 +101,5 @@ def write_report(folders: Sequence[str | Path], out: str | Path, form: str | Non
     """Write the report of some folders into one file; answers the format that it has."""
     form = format_of(out, form)
     text = render(read_folders(folders), form, folders)
-    try:
-        write_atomically(Path(out), text.encode(errors="replace"))
-    except OSError as error:
-        raise ValueError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    write_or_say(Path(out), text.encode(errors="replace"))
     return form
