@@ -297,6 +297,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a pre-hook": lambda net: net.block.conv1.register_forward_pre_hook(lambda *_: None),
     "training": lambda net: net.block.drop.train(),
     "training of the network alone": lambda net: setattr(net, "training", True),
+    "a forward": lambda net: setattr(net.block.bn3, "forward", lambda x: x),
     "a module": _set_head,
     "a module taken away": lambda net: delattr(net.block, "drop"),
     "a tensor": _set_shift,
@@ -333,3 +334,40 @@ def test_hooks_on_all_modules_of_the_process_are_called() -> None:
         assert torch.equal(net(x), expected) and net.blocks[0].conv1 in seen
     finally:
         hook.remove()
+
+
+class Choosing(nn.Module):
+    """A forward whose shapes follow from the input's values, beside some that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        rows, _ = y.shape
+        y = (y + self.inner(y)).reshape(rows, 32)
+        few = y[x[:, 0] > 0]
+        return self.head(y).sum() * few.shape[0] + rows
+
+
+@torch.no_grad()
+def test_numbers_that_follow_from_values_are_not_written_down() -> None:
+    torch.manual_seed(0)
+    model = Choosing()
+    pb.binarize(model, "bnn", "BWA")
+    net = pb.pack(pb.harden(model).eval())
+    for x in torch.randn(6, 5, 32):
+        assert torch.equal(net(x), own(net, x))
+    assert list(steps_of(net))
+
+
+@torch.no_grad()
+def test_numbers_that_follow_from_shapes_are_written_down() -> None:
+    torch.manual_seed(0)
+    model = Choosing()
+    pb.binarize(model, "bnn", "BWA")
+    net, x = pb.pack(pb.harden(model).eval()), torch.randn(5, 32)
+    net(x)
+    (plan,) = vars(net)["forward"].plans.values()
+    assert plan is not None and ".reshape(5, 32)" in plan.source and ".shape" in plan.source

@@ -16,14 +16,14 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from proxbit.engine import ops
 from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.plan_code import Plan
 from proxbit.engine.plan_graph import make_plan
 from proxbit.engine.plan_watch import Watch, is_quiet
-from proxbit.engine.steps import STEPS
 from proxbit.kernels import inference as kernels
 from proxbit.util.modes import hooked
 
@@ -37,7 +37,7 @@ class Planned:
     def __init__(self, net: nn.Module) -> None:
         """No plan yet: one is made at the first call."""
         self.net = net
-        self.plans: dict[Key, fx.GraphModule | None] = {}
+        self.plans: dict[Key, Plan | None] = {}
         self.watch: Watch | None = None
         self.lock = threading.Lock()
 
@@ -64,7 +64,7 @@ class Planned:
             return type(self.net).forward(self.net, x)
         try:
             out, seen = _observed(self.net, x)
-            plan = make_plan(self.net, seen)
+            plan = make_plan(self.net, x, seen)
             plan = plan if plan is not None and _gives(plan, x, out) else None
             self.watch = Watch(self.net)
             self.plans = self.plans | {key: plan}
@@ -120,7 +120,7 @@ def plan_for(net: nn.Module) -> None:
     net.__dict__["forward"] = Planned(net)
 
 
-def _gives(plan: fx.GraphModule, x: Tensor, out: Any) -> bool:
+def _gives(plan: Plan, x: Tensor, out: Any) -> bool:
     """Whether the plan gives the very bits: a graph may have taken another branch than Python."""
     try:
         found = pytree.tree_leaves(plan(x))
@@ -141,4 +141,4 @@ def steps_of(net: nn.Module) -> Iterator[nn.Module]:
     """The steps of all plans that a network has made so far."""
     planned = vars(net).get("forward")
     for plan in planned.plans.values() if isinstance(planned, Planned) else ():
-        yield from (m for m in plan.modules() if isinstance(m, STEPS)) if plan else ()
+        yield from plan.steps if plan else ()

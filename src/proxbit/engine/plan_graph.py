@@ -13,27 +13,32 @@ from proxbit.engine.norms import traced
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
+from proxbit.engine.plan_code import Plan, write_down_numbers
 from proxbit.engine.steps import AttentionStep, ConvStep, LinearStep, PoolStep
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _SUMS = (operator.add, operator.iadd, torch.add)
 
 
-def make_plan(net: nn.Module, seen: dict[PackedLayer, Tensor]) -> fx.GraphModule | None:
-    """The network as steps; None where it has no graph or a plan would gain nothing."""
+def make_plan(net: nn.Module, x: Tensor, seen: dict[PackedLayer, Tensor]) -> Plan | None:
+    """The network as steps; None where it has no graph or a plan would gain nothing.
+
+    Args:
+        net: A packed network.
+        x: Its input.
+        seen: The inputs that its packed layers have then.
+    """
     taken = traced(net, (PackedLayer, PackedMultiheadAttention))
     if taken is None or not _takes_one(taken[0]):
         return None
     graph, modules = taken
     found = _Steps(net, graph, modules, seen)
-    found.place()
-    if not found.steps:
-        return None
     try:
-        with torch.no_grad():
-            return fx.GraphModule(found.held(), graph).eval()
-    except AttributeError:  # a constant that tracing made, which only its copy of the network has
+        write_down_numbers(graph, found.held(), x)
+    except Exception:  # whatever a graph of a user's forward can run into
         return None
+    found.place()
+    return Plan(graph, found.held(), found.steps.values()) if found.steps else None
 
 
 def _takes_one(graph: fx.Graph) -> bool:

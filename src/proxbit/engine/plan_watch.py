@@ -72,6 +72,7 @@ def _places(module: nn.Module, leaf: bool) -> list[tuple[dict[str, Any], str, An
     if not leaf:
         held += [module._parameters, module._buffers]
     places = [(each, name, value) for each in held for name, value in each.items()]
+    places.append((vars(module), "forward", vars(module).get("forward")))
     if isinstance(module, PackedLayer):
         places.append((vars(module), "_kernel", module._kernel))
     return places

@@ -110,6 +110,3 @@ class AttentionStep(nn.Module):
 
 def _is_absent(option: Any) -> bool:
     return option is None or (isinstance(option, bool | float) and not option)
-
-
-STEPS = (ConvStep, LinearStep, PoolStep, AttentionStep)
