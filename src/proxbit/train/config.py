@@ -47,7 +47,7 @@ class Config:
     method: str = _bits("bnn++", "A method (see 'proxbit methods'); fp trains in float.")
     task: str = _bits(
         "BW",
-        "BW: weights; BWA: and activations; BWAA: and accumulators.",
+        "What is binary: weights (BW), also inputs (BWA), also accumulators (BWAA).",
         known=("BW", "BWA", "BWAA"),
     )
     pipeline: str | None = _model(
@@ -57,11 +57,13 @@ class Config:
         shown="by --weights",
     )
     weights: str | None = _model(
-        None, "Float weights to start from: a .safetensors file, a run of ours, or 'pretrained'."
+        None,
+        "Float weights to start from: a .safetensors file, a run of ours, or 'pretrained'.",
+        shown="random ones",
     )
     new_head: bool | None = _model(
         None,
-        "A new classifier in the place of that of the weights.",
+        "Train a new classifier in place of the one in --weights.",
         shown="where the classes differ",
     )
     image_size: int | None = _model(
@@ -103,7 +105,12 @@ class Config:
     input_strength: str | None = _bits(
         None, "The same for binary inputs, in BWA and BWAA.", shown="the method's"
     )
-    scale: str | None = _bits(None, "none, layer, channel, ls or ls-layer.", shown="the method's")
+    scale: str | None = _bits(
+        None,
+        "The float beside the bits: none, the mean per layer or channel, or least squares: ls (per "
+        "channel) or ls-layer.",
+        shown="the method's",
+    )
     unit: str | None = _bits(
         None,
         "Unit in which the pair measures weights: one, current or initial.",
@@ -114,7 +121,11 @@ class Config:
         "Learn a shift per output channel, and per channel of a binary input.",
         shown="the method's",
     )
-    only: str | None = _bits(None, "Globs of the layers to binarize, with commas.")
+    only: str | None = _bits(
+        None,
+        "Globs of the layers to binarize, with commas.",
+        shown="all but the first, the last and adapters",
+    )
     skip: str | None = _bits(None, "Globs of the layers to leave float, with commas.")
     relu: str | None = _bits(
         None,
@@ -145,14 +156,14 @@ class Config:
     latent_decay: float = _steps(0.0, "Weight decay of latent weights.")
     clip_norm: float | None = _steps(None, "Largest norm of the gradient.")
     grad_accum_steps: int = _steps(1, "Parts in which a batch is computed, to save memory.")
-    label_smoothing: float = _steps(0.0, "Label smoothing.")
+    label_smoothing: float = _steps(0.0, "Share of each target that is spread over all classes.")
     sharp: float | None = _steps(
         None,
         "Share of the steps, before hardening, in which the network sees the signs.",
         shown="by method",
     )
     sharp_strength: float | None = _steps(
-        None, "Strength of its backward map there.", shown="the last one"
+        None, "Strength of the backward map while --sharp lasts.", shown="the last one"
     )
     frozen: float | None = _steps(
         None,
@@ -170,7 +181,9 @@ class Config:
         None, "Weights of the teacher, if the run does not start from them."
     )
     terms: str | None = _protocols(
-        None, "Terms of the distillation with commas: logits,labels,relations,hidden."
+        None,
+        "Terms of the distillation with commas: logits,labels,relations,hidden.",
+        shown="all that the networks have",
     )
     per_sample: bool = _protocols(False, "Norms of the distillation per sample, not per batch.")
     float_epochs: int | None = _protocols(
@@ -179,7 +192,9 @@ class Config:
         "none.",
         shown="by data where the classifier is new, else 0",
     )
-    float_lr: float | None = _protocols(None, "Its highest learning rate.", shown="by optimizer")
+    float_lr: float | None = _protocols(
+        None, "Highest learning rate of the float epochs.", shown="by optimizer"
+    )
     attention_norm: bool | None = _protocols(
         None, "One more LayerNorm on each attention branch.", shown="on for transformers"
     )
@@ -187,7 +202,9 @@ class Config:
         None, "Epochs of binary pre-training before fine-tuning.", shown="1 for transformers"
     )
     pretrain_data: str | None = _protocols(
-        None, "Data of the pre-training; by default --data, at a tenth of the learning rate."
+        None,
+        "Data of the pre-training; on --data itself the learning rate is a tenth.",
+        shown="that of --data",
     )
     seed: int = _run(0, "Every random choice follows from it.")
     precision: str = _run(
