@@ -15,7 +15,7 @@ import proxbit as pb
 from every_backend import on_each
 from proxbit.engine.attention import Way, attend, find_way
 from proxbit.engine.plan import steps_of
-from proxbit.engine.steps import AttentionStep
+from proxbit.engine.steps import AttentionStep, HeadsStep
 from proxbit.kernels import inference as kernels
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
@@ -157,3 +157,35 @@ def test_attention_is_a_step_of_a_plan(task: str) -> None:
     assert torch.equal(first, second) and torch.equal(second, type(net).forward(net, x))
     if task == "BWA":
         assert torch.equal(second, hard(x))
+
+
+class Cut(Attending):
+    """The same as timm writes it, with numbers that follow from shapes."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.stem(x)
+        batch, rows, width = x.shape
+        qkv = self.qkv(self.norm(x)).reshape(batch, rows, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        y = attention(q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False)
+        return self.head((x + self.out(y.transpose(1, 2).reshape(batch, rows, width))).mean(1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("task", ["BW", "BWA"])
+def test_heads_are_cut_and_joined_in_one_step(
+    task: str, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, x = Cut(), torch.randn(2, 21, 8)
+    pb.binarize(model, "bnn", task)
+    net = pb.pack(pb.harden(model).eval())
+    if not found:
+        monkeypatch.setattr("proxbit.engine.steps.find_way", lambda *_: None)
+    first, second = net(x), net(x)
+    (step,) = (step for step in steps_of(net) if isinstance(step, HeadsStep))
+    assert step.sizes == (2, 21, 3, 2, 32) and (found or step.way is None)
+    assert torch.equal(first, second) and torch.equal(second, type(net).forward(net, x))
+    masked = torch.zeros(21, 21)
+    assert torch.equal(net(x, masked), type(net).forward(net, x, masked))

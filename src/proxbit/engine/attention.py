@@ -45,13 +45,25 @@ def attend(way: Way, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k' / sqrt(width)) v, in memory as torch leaves it: heads next to each other."""
     (batch, heads, queries, width), _ = way.forms[0]
     out = torch.empty(batch, queries, heads, width)
+    _attend(way, q.data_ptr(), k.data_ptr(), v.data_ptr(), out)
+    return out.transpose(1, 2)
+
+
+def attend_joined(way: Way, qkv: Tensor) -> Tensor:
+    """The same for queries, keys and values side by side in contiguous rows; heads side by side."""
+    (batch, heads, queries, width), _ = way.forms[0]
+    out = torch.empty(batch, queries, heads * width)
+    first, step = qkv.data_ptr(), heads * width * qkv.element_size()
+    _attend(way, first, first + step, first + 2 * step, out)
+    return out
+
+
+def _attend(way: Way, q: int, k: int, v: int, out: Tensor) -> None:
     code = kernels.library().pb_attend(
-        ctypes.byref(way.heads), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-        torch.get_num_threads(),
-    )  # fmt: skip
+        ctypes.byref(way.heads), q, k, v, out.data_ptr(), torch.get_num_threads()
+    )
     if code:
         kernels.check(code)
-    return out.transpose(1, 2)
 
 
 def find_way(q: Tensor, k: Tensor, v: Tensor) -> Way | None:

@@ -14,7 +14,14 @@ from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
 from proxbit.engine.plan_code import Plan, write_down_numbers
-from proxbit.engine.steps import AttentionStep, ConvStep, LinearStep, PoolStep
+from proxbit.engine.steps import (
+    AttentionStep,
+    ConvStep,
+    HeadsStep,
+    LinearStep,
+    PoolStep,
+    are_absent,
+)
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _SUMS = (operator.add, operator.iadd, torch.add)
@@ -76,7 +83,7 @@ class _Steps:
             elif isinstance(module, PackedLinear) and module.route == "bits":
                 self._place_linear(node, module)
             elif node.op == "call_function" and node.target is _ATTENTION:
-                self._replace([node], AttentionStep(), node.args, node.kwargs)
+                self._place_attention(node)
         self._drop_idle()
         for node in list(self.graph.nodes):
             module = self._module(node)
@@ -124,6 +131,32 @@ class _Steps:
         chain, others = self._sum_behind(node, layer)
         if others and len(node.args) == 1 and not node.kwargs:
             self._replace(chain, LinearStep(layer), (*node.args, *others))
+
+    def _place_attention(self, node: fx.Node) -> None:
+        chain = self._heads_around(node)
+        if not chain:
+            return self._replace([node], AttentionStep(), node.args, node.kwargs)
+        return self._replace(chain, HeadsStep(_of(chain[0], "reshape")), (chain[0].args[0],))
+
+    def _heads_around(self, node: fx.Node) -> list[fx.Node]:
+        """From the cut of a projection into heads to their joining, if nobody else sees it."""
+        parts: Any = node.args[:3]
+        if len(parts) < 3 or not are_absent(*node.args[3:], *node.kwargs.values()):
+            return []
+        if any(_of(part, operator.getitem) != (i,) for i, part in enumerate(parts)):
+            return []
+        apart = parts[0].args[0]
+        moved: Any = apart.args[0] if _of(apart, "unbind") in ((0,), ()) else None
+        cut: Any = moved.args[0] if _of(moved, "permute") == (2, 0, 3, 1, 4) else None
+        turned: Any = self._only_user(node)
+        joined: Any = None if _of(turned, "transpose") != (1, 2) else self._only_user(turned)
+        sizes, wide = _of(cut, "reshape"), _of(joined, "reshape")
+        if len(sizes) != 5 or sizes[2] != 3 or wide != (*sizes[:2], sizes[3] * sizes[4]):
+            return []
+        chain = [cut, moved, apart, *parts, node, turned, joined]
+        alone = all(part.args[0] is apart and len(part.users) == 1 for part in parts)
+        seen = len(apart.users) == 3 and len(cut.users) == len(moved.users) == 1
+        return chain if alone and seen else []
 
     def _sum_behind(self, node: fx.Node, layer: PackedLayer) -> tuple[list[fx.Node], list[fx.Node]]:
         """The nodes to a sum that alone takes this value, and its other summand; or nothing."""
@@ -199,6 +232,14 @@ class _Steps:
         alone = layer.form.takes_bits and layer.shift is None
         channels = layer.shape[1] * layer.form.groups
         return alone and channels == step.layer[0].shape[0]
+
+
+def _of(node: Any, target: Any) -> tuple[Any, ...]:
+    """The numbers that a call of this target is given behind its first argument."""
+    if not isinstance(node, fx.Node) or node.target != target or node.kwargs:
+        return (None,)
+    rest = node.args[1:]
+    return tuple(rest[0]) if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
 
 
 def _attribute(net: nn.Module, name: str) -> Any:

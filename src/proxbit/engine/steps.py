@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from proxbit.engine.attention import Way, attend, find_way
+from proxbit.engine.attention import Way, attend, attend_joined, find_way
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
 from proxbit.engine.tails import following
 from proxbit.packfile.bits import byte_count
@@ -99,7 +99,7 @@ class AttentionStep(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Tensor:
         """As ``scaled_dot_product_attention``."""
-        plain = all(map(_is_absent, (*rest, *options.values())))  # no mask, dropout, order, scale
+        plain = are_absent(*rest, *options.values())
         if not self.asked:
             self.asked, self.way = True, find_way(q, k, v) if plain else None
         way = self.way
@@ -108,5 +108,36 @@ class AttentionStep(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, *rest, **options)
 
 
-def _is_absent(option: Any) -> bool:
-    return option is None or (isinstance(option, bool | float) and not option)
+class HeadsStep(nn.Module):
+    """Attention on the output of one projection, from its cut into heads to their joining.
+
+    Attributes:
+        sizes: Batch, rows, 3 for queries, keys and values, heads, width.
+    """
+
+    def __init__(self, sizes: tuple[int, int, int, int, int]) -> None:
+        """The first call decides whether a kernel computes."""
+        super().__init__()
+        self.sizes, self.asked = sizes, False
+        self.way: Way | None = None
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        """Rows of heads side by side."""
+        batch, rows, _, heads, width = self.sizes
+        if not self.asked:
+            ready = qkv.is_contiguous()
+            self.asked, self.way = True, find_way(*self._apart(qkv)) if ready else None
+        watched = torch.is_grad_enabled() and qkv.requires_grad
+        if self.way is not None and qkv.is_contiguous() and not watched:
+            return attend_joined(self.way, qkv)
+        q, k, v = self._apart(qkv)
+        out = functional.scaled_dot_product_attention(q, k, v)
+        return out.transpose(1, 2).reshape(batch, rows, heads * width)
+
+    def _apart(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        return qkv.reshape(self.sizes).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def are_absent(*options: Any) -> bool:
+    """Whether attention has no mask, dropout, order or scale."""
+    return all(each is None or (isinstance(each, bool | float) and not each) for each in options)
