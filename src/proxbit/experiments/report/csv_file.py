@@ -10,24 +10,17 @@ from typing import Any
 from proxbit.experiments.report.cells import ORDER, Outcome
 from proxbit.experiments.report.tables import best, paper_figure, rows_of
 
-HEAD = (
-    "grid", "preset", *ORDER, "here", "seeds", "images", "hard", "std", "soft", "float", "paper",
-    "paper_std", "difference", "best", "bytes_float", "bytes_packed", "packed_ms", "float_ms",
-    "seconds", "error",
-)  # fmt: skip
-
 
 def to_csv(found: Sequence[Outcome]) -> str:
     """Accuracies in percent; empty where something was not measured."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, HEAD, lineterminator="\n")
-    writer.writeheader()
-    places = dict.fromkeys((cell.grid, cell.preset) for cell in found)
-    for grid, preset in places:
+    file, lines = io.StringIO(), list[dict[str, Any]]()
+    for grid, preset in dict.fromkeys((cell.grid, cell.preset) for cell in found):
         there = [cell for cell in found if (cell.grid, cell.preset) == (grid, preset)]
         winners = [best(row) for row in rows_of(grid, there)]
-        for cell in there:
-            writer.writerow({name: _safe(value) for name, value in _line(cell, winners).items()})
+        lines += [_line(cell, winners) for cell in there]
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _safe(value) for name, value in line.items()} for line in lines)
     return file.getvalue()
 
 
