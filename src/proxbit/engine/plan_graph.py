@@ -151,7 +151,9 @@ class _Steps:
         turned: Any = self._only_user(node)
         joined: Any = None if _of(turned, "transpose") != (1, 2) else self._only_user(turned)
         sizes, wide = _of(cut, "reshape"), _of(joined, "reshape")
-        if len(sizes) != 5 or sizes[2] != 3 or wide != (*sizes[:2], sizes[3] * sizes[4]):
+        if len(sizes) != 5 or not all(type(size) is int for size in sizes) or sizes[2] != 3:
+            return []
+        if wide != (*sizes[:2], sizes[3] * sizes[4]):
             return []
         chain = [cut, moved, apart, *parts, node, turned, joined]
         alone = all(part.args[0] is apart and len(part.users) == 1 for part in parts)
