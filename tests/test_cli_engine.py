@@ -120,6 +120,10 @@ def test_rounded_inputs_are_compared_and_change_no_bit_of_the_file(place, tmp_pa
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_packing_what_is_no_run_names_the_run_and_not_the_place_of_its_file(tmp_path):
+    assert "is not the folder of a run" in refusal("pack", tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

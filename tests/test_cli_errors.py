@@ -44,6 +44,7 @@ def test_errors_of_the_user_become_a_sentence_and_others_do_not(kind, capsys):
         ("not in only=", "not in --only"),
         ("within=(-1.5, 2)", "--within -1.5:2"),
         ("schedule= is", "--strength is"),
+        ("or open the data with download=True", "or open the data with --download"),
         (
             "pass parametrize= with its name, or swaps=",
             "pass parametrize= with its name, or swaps=",

@@ -17,9 +17,9 @@ from proxbit.util.text import visible
 MISTAKE, INTERRUPTED = 2, 130
 # Arguments of functions that are options of commands too. What only Python has stays as it is.
 _OPTIONS = (
-    "batch_size", "bits", "float_rest", "image_size", "input_schedule", "largest_side", "only",
-    "relu", "scale", "schedule", "seed", "settings", "sharp", "sharp_strength", "skip", "tables",
-    "unit", "within", "workers",
+    "batch_size", "bits", "download", "float_rest", "image_size", "input_schedule", "largest_side",
+    "only", "relu", "scale", "schedule", "seed", "settings", "sharp", "sharp_strength", "skip",
+    "tables", "unit", "within", "workers",
 )  # fmt: skip
 _OTHERWISE = {"schedule": "strength", "input_schedule": "input-strength"}
 _ARGUMENT = re.compile(rf"(?<![-\w])({'|'.join(_OPTIONS)})=(nn\.\w+|'[^']*'|\([^()]*\)|[\w.+-]+)?")
@@ -47,7 +47,7 @@ def _option(found: re.Match[str]) -> str:
     elif value.startswith("("):  # a pair of numbers is LOW:HIGH
         value = ":".join(part.strip() for part in value[1:-1].split(","))
     elif "*" not in value:  # a glob would be the shell's
-        value = value.strip("'")
+        value = "" if value == "True" else value.strip("'")
     return f"{flag} {value}" if value else flag
 
 

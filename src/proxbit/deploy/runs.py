@@ -111,8 +111,9 @@ def pack_run(
         force: Whether an older file may be replaced.
         batches: How many batches of test images to compare on; None for all.
     """
-    path = Path(run) / FILE if out is None else Path(out)
-    _require_free(RunFolder(run), path, force)
+    path, folder = Path(run) / FILE if out is None else Path(out), RunFolder(run)
+    folder.options()  # what is no run is told before where its file would go
+    _require_free(folder, path, force)
     given = {"float_rest": float_rest, "tables": tables, "precision": precision}
     for (what, value), known in zip(given.items(), (FLOAT_RESTS, TABLES, PRECISIONS), strict=True):
         require_known(what, value, known)
