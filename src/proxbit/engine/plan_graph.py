@@ -42,10 +42,10 @@ def make_plan(net: nn.Module, x: Tensor, seen: dict[PackedLayer, Tensor]) -> Pla
     found = _Steps(net, graph, modules, seen)
     try:
         write_down_numbers(graph, found.held(), x)
-    except Exception:  # whatever a graph of a user's forward can run into
+        found.place()
+        return Plan(graph, found.held(), found.steps.values()) if found.steps else None
+    except Exception:  # whatever a graph of a user's forward can run into: it computes without
         return None
-    found.place()
-    return Plan(graph, found.held(), found.steps.values()) if found.steps else None
 
 
 def _takes_one(graph: fx.Graph) -> bool:
