@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+LIMITS = ("PROXBIT_KERNELS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # to play another CPU
 
 
 def environment(packages: Sequence[str], rounds: int, seed: int) -> dict[str, str | int]:
@@ -27,7 +28,14 @@ def environment(packages: Sequence[str], rounds: int, seed: int) -> dict[str, st
         "command": f"`{shlex.join(['python', *_script(), *sys.argv[1:]])}`",
         "rounds": rounds,
         "seed": seed,
+        **limits(),
     }
+
+
+def limits() -> dict[str, str]:
+    """Variables that keep a library from using all that the CPU has."""
+    found = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+    return {"limits": " ".join(found)} if found else {}
 
 
 def cpu_name() -> str:

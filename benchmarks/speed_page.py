@@ -31,6 +31,11 @@ def machine(path: Path) -> str:
         f"Instruction sets: {sets}. {about['versions']}.",
         f"Commit {about['commit']}, {about['date']}.",
     ]
+    if "limits" in about:
+        lines.append(
+            f"Measured on a larger CPU with `{about['limits']}`, which torch and OpenVINO heed; "
+            "ONNX Runtime used all that this CPU has, so it is faster here than on a smaller one."
+        )
     rows = [row for row in held["rows"] if not row["contender"].startswith("hard")]
     groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for row in rows:  # rows of one network may have been measured at different times
