@@ -11,7 +11,7 @@ namespace {  // a copy for each file: they are compiled for different instructio
 
 constexpr int kSignVectors = 4;  // of outputs, as many as a vector has bytes
 constexpr int64_t kChannels = kSignVectors * kWidth;
-typedef int8_t SignBytes __attribute__((vector_size(kChannels)));
+typedef uint8_t SignBytes __attribute__((vector_size(kChannels)));  // lanes behind the last output may wrap
 typedef int8_t FewSigns __attribute__((vector_size(kWidth)));
 
 INLINE SignBytes load_bytes(const uint8_t* from) {
@@ -51,7 +51,7 @@ void spread(const uint8_t* bits, int64_t pixels, int64_t pixel_bytes, int64_t wi
 template <int Pixels, Out out>
 INLINE void convolve_pixels(const DepthwiseLines& d, const Columns<kSignVectors, out>& columns, int64_t begin, int64_t y,
                             int64_t x) {
-  SignBytes different[Pixels] = {};  // counted downwards
+  SignBytes different[Pixels] = {};  // counted downwards from 0, so they are read as signed below
   const uint8_t *weights = d.weights + begin, *from = d.image + y * d.line_step + x * d.pixel_step + begin;
   for (int64_t i = 0; i < d.kernel_h; ++i, from += d.tap_h) {
     const uint8_t* pixel = from;
