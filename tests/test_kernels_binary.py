@@ -588,6 +588,19 @@ class After:
         return y, np.packbits(~np.signbit(y), axis=-1, bitorder="little")
 
 
+def is_its_formula(run: Callable[..., Array], after: Callable[[], After]) -> None:
+    """What follows in a call is what follows the result of a call without it."""
+
+    def both(threads: int) -> Array:
+        then = after()
+        found, (wanted, bits) = run(threads, then.record), then(run(threads))
+        assert np.array_equal(found, wanted)
+        assert np.array_equal(then.bits, bits)
+        return found
+
+    on_every_way(both)
+
+
 following = {
     "seed": seeds, "norm": st.booleans(), "add": st.booleans(),
     "act": st.sampled_from((0, RELU, HARDTANH)),
@@ -603,15 +616,10 @@ def test_what_follows_rows_is_its_formula(
     layer, rng = Layer(seed, outputs, products), np.random.default_rng(seed)
     x = inputs_of(rng, (rows, products))
 
-    def run(threads: int) -> Array:
-        after = After(seed, (rows, outputs), norm, add, act)
-        found = linear(layer, x, None, None, rows, False, threads, after.record)
-        wanted, bits = after(linear(layer, x, None, None, rows, False, threads))
-        assert np.array_equal(found, wanted)
-        assert np.array_equal(after.bits, bits)
-        return found
+    def run(threads: int, then: Following | None = None) -> Array:
+        return linear(layer, x, None, None, rows, False, threads, then)
 
-    on_every_way(run)
+    is_its_formula(run, lambda: After(seed, (rows, outputs), norm, add, act))
 
 
 @given(shape=shapes(), outputs=st.integers(1, 40), groups=st.integers(1, 3), **following)
@@ -622,15 +630,10 @@ def test_what_follows_an_image_is_its_formula(
     x = inputs_of(np.random.default_rng(seed), (shape.batch, 5 * groups, *shape.size))
     size = (shape.batch, *shape.out_size, outputs * groups)
 
-    def run(threads: int) -> Array:
-        after = After(seed, size, norm, add, act)
-        found = convolution(layer, shape, x, None, None, False, threads, after.record)
-        wanted, bits = after(convolution(layer, shape, x, None, None, False, threads))
-        assert np.array_equal(found, wanted)
-        assert np.array_equal(after.bits, bits)
-        return found
+    def run(threads: int, then: Following | None = None) -> Array:
+        return convolution(layer, shape, x, None, None, False, threads, then)
 
-    on_every_way(run)
+    is_its_formula(run, lambda: After(seed, size, norm, add, act))
 
 
 def test_what_cannot_follow_is_refused_and_nothing_is_written() -> None:
