@@ -73,6 +73,10 @@ class Config:
         None, "Side of a vision transformer's patches.", shown="that of the model"
     )
     drop_path: float = _model(0.0, "Stochastic depth of a timm model.")
+    patch_drop: float = _model(
+        0.0,
+        "Share of a vision transformer's patches that a step leaves out, up to the frozen phase.",
+    )
     data_root: str = _data("data", "Folder that holds CIFAR.")
     download: bool = _data(False, "Fetch CIFAR where it is missing.")
     augment: str | None = _data(
@@ -142,6 +146,7 @@ class Config:
         shown="128; 32 where a pretrained transformer has few images",
     )
     max_steps_per_epoch: int | None = _steps(None, "Largest number of steps per epoch.")
+    eval_every: int = _run(1, "Epochs from one evaluation to the next; the last is evaluated too.")
     optimizer: str | None = _steps(
         None, "adam, adamw or sgd (Nesterov 0.9).", known=("adam", "adamw", "sgd"), shown="by model"
     )
@@ -243,10 +248,19 @@ def read_config(path: str | Path) -> Config:
 
 
 _POSITIVE = (
-    "epochs", "batch_size", "grad_accum_steps", "max_steps_per_epoch", "image_size", "patch_size",
-    "lr", "float_lr", "clip_norm", "bits",
+    "epochs", "batch_size", "grad_accum_steps", "max_steps_per_epoch", "eval_every", "image_size",
+    "patch_size", "lr", "float_lr", "clip_norm", "bits",
 )  # fmt: skip
-_SHARES = ("sharp", "val_split", "warmup", "frozen", "ema", "label_smoothing", "drop_path")
+_SHARES = (
+    "sharp",
+    "val_split",
+    "warmup",
+    "frozen",
+    "ema",
+    "label_smoothing",
+    "drop_path",
+    "patch_drop",
+)
 _SEEDS = 2**63
 _NOT_NEGATIVE = (
     "sharp_strength", "workers", "recalibrate", "weight_decay", "latent_decay", "penalty",

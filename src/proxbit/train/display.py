@@ -63,10 +63,13 @@ class Display:
     def line(self, record: Record, epochs: int, remark: str = "") -> None:
         """One epoch."""
         flips = "-" if record.flips is None else percent(record.flips)
+        soft, hard = (
+            "-" if share is None else f"{100 * share:.2f}%" for share in (record.soft, record.hard)
+        )
         strength = "-" if record.strength is None else f"{record.strength:.3g}"
         text = (
             f"{record.epoch:>4}/{epochs:<4}  {record.phase:<6}  {record.loss:>7.4f}  "
-            f"{100 * record.soft:>6.2f}%  {100 * record.hard:>6.2f}%  {flips:>7}  {strength:>8}  "
+            f"{soft:>7}  {hard:>7}  {flips:>7}  {strength:>8}  "
             f"{record.seconds:.0f} s{remark or ('  best' if record.best else '')}"
         )
         self.console.print(text)

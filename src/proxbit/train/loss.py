@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from proxbit.data.recipes import smoothed
 from proxbit.nn import BinaryProduct, overflow_penalty
+from proxbit.nn.model_weights import quantizers
 from proxbit.train.distillation import Distiller
+from proxbit.train.patch_drop import PatchDrop
 from proxbit.train.setup import PreparedRun
 
 
@@ -20,15 +22,22 @@ class Loss:
 
     def __init__(self, prepared: PreparedRun, model: nn.Module, device: torch.device) -> None:
         """Put hooks on the network and its teacher, if it has one."""
-        self.model, self.config, self.distiller = model, prepared.config, None
+        self.model, self.config = model, prepared.config
+        self.distiller: Distiller | None = None
         self.classes = len(prepared.data.classes)
-        if prepared.teacher is not None:
-            self.distiller = Distiller(model, prepared.teacher.to(device), prepared.terms)
+        teachers = [] if prepared.teacher is None else [prepared.teacher.to(device)]
+        for teacher in teachers:
+            self.distiller = Distiller(model, teacher, prepared.terms)
+        share = self.config.patch_drop
+        self.patches = PatchDrop(share, model, *teachers) if share else None
 
     def __call__(self, run: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         """The loss of ``run``: the network as it is wrapped to be called."""
         penalized = self.config.penalty > 0 and self.config.task == "BWAA" and self._sums()
-        with overflow_penalty(self.model) if penalized else nullcontext(lambda: 0.0) as penalty:
+        with (
+            overflow_penalty(self.model) if penalized else nullcontext(lambda: 0.0) as penalty,
+            self._some_patches(),
+        ):
             if self.distiller is not None:
                 loss = self.distiller(x, self._smoothed(y), run=run)[0]
             else:
@@ -36,6 +45,11 @@ class Loss:
                     run(x), y, label_smoothing=self.config.label_smoothing
                 )
             return loss + self.config.penalty * penalty()
+
+    def _some_patches(self) -> AbstractContextManager[None]:
+        """Fewer patches where that was asked for; a network that is hard sees them all."""
+        frozen = any(quantizer.hard for quantizer in quantizers(self.model))
+        return nullcontext() if self.patches is None or frozen else self.patches.dropping()
 
     def _smoothed(self, y: Tensor) -> Tensor:
         """The targets with label smoothing; soft ones were smoothed with the images."""

@@ -50,6 +50,13 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: whole(value) for name, value in model.state_dict().items()}
 
 
+def load_fitting(model: nn.Module, found: dict[str, Tensor]) -> None:
+    """Take over the tensors that the model has too, of the same shape."""
+    mine = model.state_dict()
+    fitting = {n: t for n, t in found.items() if n in mine and t.shape == mine[n].shape}
+    model.load_state_dict(mine | fitting)
+
+
 class Average:
     """An exponential average of the parameters; sharded where they are."""
 

@@ -26,7 +26,7 @@ class Record:
         loss: Mean training loss of the epoch.
         lr: Learning rate of its last step.
         strength: Strength of the first binary layer; None in float training.
-        soft: Accuracy of the network as it trains.
+        soft: Accuracy of the network as it trains; None where the epoch was not evaluated.
         hard: Accuracy of its hard copy; in float training that of the network itself.
         flips: Share of the signs that changed during the epoch.
         saturated: Share of the quantized weights within 5 % of +-scale.
@@ -42,8 +42,8 @@ class Record:
     loss: float
     lr: float
     strength: float | None
-    soft: float
-    hard: float
+    soft: float | None
+    hard: float | None
     flips: float | None
     saturated: float | None
     overflow: float | None
@@ -52,9 +52,9 @@ class Record:
     best: bool
 
     @property
-    def gap(self) -> float:
+    def gap(self) -> float | None:
         """Soft minus hard accuracy."""
-        return self.soft - self.hard
+        return None if self.soft is None or self.hard is None else self.soft - self.hard
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -28,6 +28,7 @@ from proxbit.train.config import Config
 from proxbit.train.distillation import Distiller, Terms
 from proxbit.train.input_calibration import calibrate_inputs
 from proxbit.train.norm_calibration import calibrate_norms
+from proxbit.train.patch_drop import place_of_patches
 from proxbit.train.precision import choose_precision
 from proxbit.train.settings import (
     BATCH_SIZE,
@@ -128,6 +129,8 @@ def prepare(config: Config, float_network: dict[str, Tensor] | None = None) -> P
         if float_network is not None:
             require_like(float_network, model.state_dict(), "the network of the float stage")
             model.load_state_dict(float_network)
+        if config.patch_drop:
+            place_of_patches(model)  # refuses a network that has none
         terms = _terms(config, model)  # a wrong word is a mistake even without a teacher
         teacher = _teacher(config, data, model) if method.binary else None
         start = None if config.weights is None else copy.deepcopy(model)

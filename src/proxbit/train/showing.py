@@ -45,7 +45,8 @@ class RunView:
     @property
     def best(self) -> Record | None:
         """The epoch with the best hard accuracy."""
-        return max(self.records, key=lambda record: record.hard, default=None)
+        evaluated = [(r.hard, -r.epoch, r) for r in self.records if r.hard is not None]
+        return max(evaluated)[2] if evaluated else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: options that matter, the best epoch, the result."""
@@ -65,11 +66,13 @@ def _row(view: RunView) -> tuple[str, ...]:
     config, best, result = view.config, view.best, view.result
     soft = result["soft"] if result else None
     for record in view.records:
-        soft = record.soft if result is None and record.phase != "frozen" else soft
+        if result is None and record.phase != "frozen" and record.soft is not None:
+            soft = record.soft
     return (
         view.name, config.method, config.task, config.model, config.data, str(config.seed),
         f"{len(view.records)}/{config.epochs}", "-" if soft is None else f"{100 * soft:.2f}",
-        "-" if best is None else f"{100 * best.hard:.2f}", "done" if result else "open",
+        f"{100 * best.hard:.2f}" if best and best.hard is not None else "-",
+        "done" if result else "open",
     )  # fmt: skip
 
 

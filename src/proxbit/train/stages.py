@@ -7,6 +7,7 @@ begins. The float network that the first one ends with is what becomes binary, a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,8 +15,12 @@ from proxbit.core.methods import Method
 from proxbit.core.schedules import Schedule
 from proxbit.train.checkpoint import load_checkpoint, require_same
 from proxbit.train.config import Config
+from proxbit.train.network_state import full_state, load_fitting
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.settings import augmentation_for, weaker
+
+if TYPE_CHECKING:
+    from proxbit.train.trainer import Trainer
 
 FLOAT, PRETRAINING = "float", "pre-training"  # how progress calls them
 FOLDERS = {FLOAT: "float", PRETRAINING: "pretrain"}
@@ -36,7 +41,7 @@ def float_config(config: Config) -> Config:
         pretrain_data=None, lr=config.float_lr or FLOAT_LRS[optimizer], float_lr=None,
         distill=False, teacher=None, terms=None, attention_norm=False, relu="keep", ema=0.0,
         strength=None, input_strength=None, sharp=None, sharp_strength=None, frozen=None,
-        scale=None, unit=None, penalty=0.0,
+        scale=None, unit=None, penalty=0.0, patch_drop=0.0,
         augment=weaker(config.augment, augmentation_for(epochs)),
     )  # fmt: skip
 
@@ -52,6 +57,22 @@ def pretraining_config(config: Config, method: Method) -> Config:
         strength=_first(config.strength, method.schedule),
         input_strength=_first(config.input_strength, method.input_schedule),
     )  # fmt: skip
+
+
+def run_stages(run: Trainer) -> None:
+    """Run what comes before a run; each stage hands its weights to those after it."""
+    left = [*run.stages, run]
+    for stage in run.stages:
+        stage.watch, stage.stop = run.watch, run.stop
+        for record in stage:
+            run.tell(stage, record)
+        left.remove(stage)
+        found = full_state(stage.core)
+        if stage.binary:
+            load_fitting(run.core, found)
+        else:
+            for each in left:
+                each.start_from(found)
 
 
 def _first(strength: str | None, schedule: Schedule | None) -> str | None:

@@ -28,6 +28,7 @@ from proxbit.train.precision import use_plain_attention
 from proxbit.train.records import Progress, Record, Result, read_progress
 from proxbit.train.run_folder import RunFolder
 from proxbit.train.setup import PreparedRun, prepare
+from proxbit.train.stages import run_stages
 from proxbit.util.jsonl import append_line
 
 SAVE_SECONDS = 300.0
@@ -150,7 +151,7 @@ class Trainer:
         """Train; one record per epoch, each after it was saved."""
         try:
             if not self.begun:
-                self._run_stages()
+                run_stages(self)
                 self.begin()
                 self.save()  # a disk that takes nothing is found now, not after an epoch
             while self.progress.step < self.steps:
@@ -169,31 +170,10 @@ class Trainer:
             if each.folder is not None:
                 each.folder.close()
 
-    def _run_stages(self) -> None:
-        """Run what comes before; each stage hands its weights to those after it."""
-        left = [*self.stages, self]
-        for stage in self.stages:
-            stage.watch, stage.stop = self.watch, self.stop
-            for record in stage:
-                self.tell(stage, record)
-            left.remove(stage)
-            found = network_state.full_state(stage.core)
-            if stage.binary:
-                self._take_latents(found)
-            else:
-                for each in left:
-                    each.start_from(found)
-
     def start_from(self, float_network: dict[str, Tensor]) -> None:
         """Rebuild the run from the network of a float stage, if it is to start from one."""
         if self.config.float_epochs:
             self._place(prepare(self.config, float_network))
-
-    def _take_latents(self, found: dict[str, Tensor]) -> None:
-        """Start from the given latent weights as far as they fit."""
-        mine = self.core.state_dict()
-        fitting = {n: t for n, t in found.items() if n in mine and t.shape == mine[n].shape}
-        self.core.load_state_dict(mine | fitting)
 
     def _epoch(self, began: float) -> None:
         first = self.progress.step % self.epoch_steps
@@ -259,13 +239,11 @@ class Trainer:
     def _close_epoch(self, began: float) -> Record:
         """Evaluate, keep the best, write the record and the checkpoint."""
         refuse_broken(self.core, self.progress.step)
-        soft = hard = self.evaluator.measure(self.core, self.average)
-        if self.phase in ("soft", "sharp"):
-            hard = self.evaluator.measure_hard()
-            self.progress.soft, self.progress.hardened = soft, hard
-        best = self.keeps_last or hard > self.progress.best
+        soft, hard = self._measure_epoch()
+        best = hard is not None and (self.keeps_last or hard > self.progress.best)
         record = self._record(soft, hard, best, time.monotonic() - began)
-        self.progress.best = hard if best else self.progress.best
+        if best and hard is not None:
+            self.progress.best = hard
         self.progress.spent += record.seconds
         self.progress.loss = self.progress.seconds = 0.0
         if best:
@@ -275,7 +253,17 @@ class Trainer:
         self.save()
         return record
 
-    def _record(self, soft: float, hard: float, best: bool, seconds: float) -> Record:
+    def _measure_epoch(self) -> tuple[float | None, float | None]:
+        """Soft and hard accuracy, if this epoch is one of those that are evaluated."""
+        if self.epoch % self.config.eval_every and self.progress.step < self.steps:
+            return None, None
+        soft = hard = self.evaluator.measure(self.core, self.average)
+        if self.phase in ("soft", "sharp"):
+            hard = self.evaluator.measure_hard()
+            self.progress.soft, self.progress.hardened = soft, hard
+        return soft, hard
+
+    def _record(self, soft: float | None, hard: float | None, best: bool, seconds: float) -> Record:
         flips = saturated = overflow = strength = None
         if self.binary:
             signs, state = SignSnapshot.of(self.core), diagnose(self.core)
