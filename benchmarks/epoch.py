@@ -36,12 +36,16 @@ from proxbit.train.config import Config
 from proxbit.train.fitting import open_run
 
 PACKAGES = ("proxbit", "torch")
-# Precision, torch's fused attention, bytes of decoded images in memory. The first one is "before".
+# Options, torch's fused attention, bytes of decoded images in memory. The first one is "before".
 PARTS = {
-    "float32, images decoded anew": ("no", True, 0),
-    "+ images in memory": ("no", True, 2**30),
-    "+ bfloat16": ("bf16", True, 2**30),
-    "+ plain attention: `--precision bf16`": ("bf16", False, 2**30),
+    "float32, images decoded anew": ({"precision": "no"}, True, 0),
+    "+ images in memory": ({"precision": "no"}, True, 2**30),
+    "+ bfloat16": ({"precision": "bf16"}, True, 2**30),
+    "+ plain attention: `--precision bf16`": ({"precision": "bf16"}, False, 2**30),
+}
+PATCHES = {  # of a vision transformer
+    f"+ `--patch-drop {share}`": ({"precision": "bf16", "patch_drop": share}, False, 2**30)
+    for share in (0.5, 0.75)
 }
 NEW_SECTION = """## The training loop
 
@@ -155,13 +159,13 @@ def steps_with(config: Config, fused: bool, memory: int) -> Iterator[int]:
             yield len(x)
 
 
-def parts_table(options: dict, steps: int) -> list[str]:
+def parts_table(parts: dict, options: dict, steps: int) -> list[str]:
     """Images per second with each part added to those before it."""
-    runs, times = {}, {name: [] for name in PARTS}
-    for name, (precision, fused, memory) in PARTS.items():
-        config = Config(**options, precision=precision, epochs=10**6, float_epochs=0, pretrain=0)
+    runs, times = {}, {name: [] for name in parts}
+    for name, (changes, fused, memory) in parts.items():
+        config = Config(**options, **changes, epochs=10**6, float_epochs=0, pretrain=0)
         runs[name] = steps_with(config, fused, memory)
-    order, batch = list(PARTS), 0
+    order, batch = list(parts), 0
     for _ in range(steps + 2):
         random.shuffle(order)
         for name in order:
@@ -169,7 +173,7 @@ def parts_table(options: dict, steps: int) -> list[str]:
             batch = next(runs[name])
             times[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(each[2:]) for name, each in times.items()}
-    first = medians[next(iter(PARTS))]
+    first = medians[next(iter(parts))]
     rows = [
         f"| {name} | {batch / seconds:.1f} | {first / seconds:.2f} |"
         for name, seconds in medians.items()
@@ -188,13 +192,15 @@ def main() -> None:
     parser.add_argument("--data", default="fashion", help="for --parts")
     parser.add_argument("--weights", help="for --parts; with them there is a teacher")
     parser.add_argument("--image-size", type=int, help="for --parts")
+    parser.add_argument("--patches", action="store_true", help="--parts with --patch-drop, too")
     given = parser.parse_args()
     if given.parts:
         options = {"model": given.model, "data": given.data, "weights": given.weights}
         options |= {"image_size": given.image_size, "batch_size": given.batch_size}
         options |= {"augment": "crop", "distill": True if given.weights else None}
         title = f"`{given.model}`, batches of {given.batch_size}"
-        table = [title, "", *parts_table(options, given.steps)]
+        parts = PARTS | PATCHES if given.patches else PARTS
+        table = [title, "", *parts_table(parts, options, given.steps)]
         print("\n".join(table))
         if given.markdown:
             about = environment(PACKAGES, given.steps, 0)

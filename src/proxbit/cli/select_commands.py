@@ -51,7 +51,13 @@ def select(
     config: Annotated[
         Name, option("All other options of train, from a config.json.", metavar="FILE")
     ] = None,
-    out: Annotated[Name, option("Folder to resume from.", shown="runs/select-N")] = None,
+    out: Annotated[
+        Name,
+        option(
+            "New folder for the trials, the log and the choice; --resume continues one.",
+            shown="runs/select-N",
+        ),
+    ] = None,
     resume: Annotated[Name, option("Continue the selection in DIR.", metavar="DIR")] = None,
     as_json: JSON = False,
 ) -> None:
