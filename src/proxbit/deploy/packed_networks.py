@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from proxbit.packfile.container import read_container
 from proxbit.packfile.contents import About, Contents, PackedWeight
 from proxbit.packfile.file import read
 from proxbit.packfile.header import VERSION
-from proxbit.util.text import few, first_line, smaller, visible
+from proxbit.util.text import few, saying, smaller, visible
 
 _KINDS = {2: "linear", 3: "conv1d", 4: "conv2d"}
 
@@ -145,7 +144,7 @@ def packed_network(
         largest_side: As for :func:`proxbit.load`.
     """
     find_precision(precision)
-    with _loading(path):
+    with saying(f"cannot load '{path}'"):  # it can fail to build in many ways
         return rebuild(held, _skeleton(held.about, skeleton), precision, largest_side)
 
 
@@ -160,7 +159,7 @@ def float_network(
     for weight in held.weights:
         pieces.setdefault(weight.name, []).append(weight)
     dense = {name: _dense(found) for name, found in pieces.items()}
-    with _loading(path):
+    with saying(f"cannot load '{path}'"):
         plain = replace(held, weights=(), floats=held.floats | dense)
         return rebuild(plain, _skeleton(held.about, skeleton), largest_side=largest_side)
 
@@ -184,23 +183,6 @@ def _skeleton(about: About, spec: str | None) -> nn.Module | None:
     return build(spec, classes=len(about.labels)) if about.labels else build(spec)
 
 
-@contextmanager
-def refusing_shape(shape: tuple[int, ...]) -> Iterator[None]:
+def refusing_shape(shape: tuple[int, ...]) -> AbstractContextManager[None]:
     """Say in one sentence that a network does not take an input: a transformer asserts its size."""
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(
-            f"the network does not take an input of shape {tuple(shape)}: {first_line(error)}"
-        ) from error
-
-
-@contextmanager
-def _loading(path: str | Path) -> Iterator[None]:
-    """Say in one sentence why a file cannot be loaded: a network can fail to build in many ways."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"cannot load '{path}': {error}") from error
-    except Exception as error:
-        raise ValueError(f"cannot load '{path}': {first_line(error)}") from error
+    return saying(f"the network does not take an input of shape {tuple(shape)}")

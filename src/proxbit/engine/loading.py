@@ -24,7 +24,7 @@ from proxbit.nn.binary_attention import switch_off_fused_paths
 from proxbit.nn.model_weights import binary_weights
 from proxbit.packfile.contents import Contents, PackedWeight, label
 from proxbit.packfile.file import read
-from proxbit.util.text import first_line
+from proxbit.util.text import first_line, saying
 
 LARGEST_SIDE = 1024  # pixels
 # What else a file may say of its network, with the largest number that is believed.
@@ -57,10 +57,8 @@ def load(
     """
     held = read(path)
     _require_model(skeleton)
-    try:
+    with saying(f"cannot load '{path}'", ValueError):
         net = rebuild(held, skeleton, precision, largest_side)
-    except ValueError as error:
-        raise ValueError(f"cannot load '{path}': {error}") from None
     finish(net, example)
     return net
 

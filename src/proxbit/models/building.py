@@ -16,7 +16,7 @@ from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.resnet import DEPTHS, cifar_resnet
 from proxbit.models.vit import MINIS, tiny_vit
 from proxbit.util.modes import eval_mode
-from proxbit.util.text import first_line, unknown_name_message
+from proxbit.util.text import first_line, saying, unknown_name_message
 from proxbit.util.user_objects import user_object
 
 RESNETS: dict[str, Callable[..., nn.Module]] = {
@@ -138,10 +138,8 @@ def _from_user(spec: str, sizes: dict[str, int], options: dict[str, Any]) -> nn.
         a = type(make).__name__
         raise TypeError(f"{spec} is a {a}: name a function or class that makes a model")
     arguments = _taken(spec, make, sizes, options)
-    try:
+    with saying(f"{spec} does not run"):
         model = make(**arguments)
-    except Exception as error:
-        raise ValueError(f"{spec} does not run: {first_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"{spec} returned a {type(model).__name__}: it must return an nn.Module")
     return model

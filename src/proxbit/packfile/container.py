@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from proxbit.util.text import saying
+
 MOST_HEADER = 8 << 20  # bytes, enough for 60,000 tensors; parsed JSON is far bigger than its text
 MOST_DIMENSIONS = 16
 MOST_SIZE = 1 << 40
@@ -91,7 +93,8 @@ def strict_json(text: str, what: str) -> Any:
     Traceback (most recent call last):
     ValueError: the header is not sound JSON: the key 'a' stands in it twice
     """
-    try:
+    # Brackets without end are a RecursionError.
+    with saying(f"{what} is not sound JSON", ValueError, RecursionError):
         values = json.loads(
             text,
             object_pairs_hook=_once,
@@ -100,8 +103,6 @@ def strict_json(text: str, what: str) -> Any:
             parse_constant=_finite,
         )
         json.dumps(values, ensure_ascii=False).encode()  # half of a surrogate pair is no letter
-    except (ValueError, RecursionError) as error:  # the latter from brackets without end
-        raise ValueError(f"{what} is not sound JSON: {error}") from None
     return values
 
 

@@ -27,7 +27,7 @@ from proxbit.packfile.header import (
     parse_header,
 )
 from proxbit.util.files import write_atomically
-from proxbit.util.text import require_known
+from proxbit.util.text import require_known, saying
 
 KEY = "proxbit"
 TABLES = ("float", "int8")
@@ -172,10 +172,8 @@ def _tensors(box: Container) -> dict[str, Tensor]:
             raise ValueError(
                 f"its tensor {name[:80]!r} holds bytes that are neither true nor false"
             )
-    try:
+    with saying("safetensors refuses its tensors"):  # a second reader with a mind of its own
         return load(box.content)
-    except Exception as error:  # a second reader with a mind of its own
-        raise ValueError(f"safetensors refuses its tensors: {error}") from error
 
 
 def _weight(entry: WeightEntry, tensors: dict[str, Tensor]) -> PackedWeight:

@@ -12,7 +12,7 @@ from proxbit.core.weight_layout import Layout
 from proxbit.packfile.container import is_sizes, strict_json
 from proxbit.packfile.contents import About, Contents, PackedWeight, label
 from proxbit.util.schema import WORDS
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import saying, unknown_name_message
 
 VERSION = 1
 NO_CRC = "00000000"
@@ -75,11 +75,10 @@ def header_text(contents: Contents, float_rest: str, tables: list[str]) -> str:
     }  # fmt: skip
     if contents.tied:
         values["tied"] = contents.tied
-    try:
+    mistakes = TypeError, ValueError, RecursionError
+    with saying("the header of a file must be plain JSON values", *mistakes):
         text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
         parse_header(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the header of a file must be plain JSON values: {error}") from None
     return text
 
 

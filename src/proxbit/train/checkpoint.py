@@ -22,7 +22,7 @@ from proxbit.train.config import Config
 from proxbit.train.records import Progress, Record
 from proxbit.util.files import write_atomically
 from proxbit.util.schema import parse_json
-from proxbit.util.text import few, last_part
+from proxbit.util.text import few, last_part, saying
 
 FORMAT = "proxbit checkpoint 1"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam and AdamW
@@ -42,11 +42,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"there is no checkpoint {str(path)!r}")
     # Read into memory: tensors in a mapping of the file would end with it, and keep its space.
     content = path.read_bytes()
-    try:
+    with saying(f"{path} is damaged or not a checkpoint"):
         # In one order: processes that share tensors out must all begin with the same.
         tensors, metadata = dict(sorted(load(content).items())), _metadata(content)
-    except Exception as error:  # damaged in one of many ways
-        raise ValueError(f"{path} is damaged or not a checkpoint: {error}") from error
     if metadata.get("format") != FORMAT:
         given = metadata.get("format", "no format")
         raise ValueError(f"{path} is not a checkpoint of this version ({given}, not {FORMAT})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from proxbit.train.setup import PreparedRun, prepare
 from proxbit.train.stages import FLOAT, FOLDERS, float_stage_done, read_float_network, stage_configs
 from proxbit.train.trainer import Trainer
 from proxbit.util.schema import read_json, record_from
+from proxbit.util.text import saying
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
 _CURE = f", or go on with it as it is by {ON_PURPOSE}"
@@ -242,13 +243,9 @@ def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -
         stage.dist.on_main(lambda: inner.create(stage.config, []))
 
 
-@contextmanager
-def _fitting(path: Path) -> Iterator[None]:
+def _fitting(path: Path) -> AbstractContextManager[None]:
     """Say which file does not fit."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path} does not fit the config.json beside it: {error}") from error
+    return saying(f"{path} does not fit the config.json beside it", ValueError)
 
 
 def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from proxbit.util.files import lock_file
 from proxbit.util.schema import parse_json
+from proxbit.util.text import saying
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
@@ -31,10 +32,8 @@ def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Where each line stands, in words, and its plain values; nothing where there is no file."""
     if not path.is_file():
         return
-    try:
+    with saying(f"{path} is damaged", UnicodeDecodeError):
         *lines, tail = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
     for i, line in enumerate(lines if _torn(tail) else [*lines, tail], 1):
         where = f"{path}, line {i}"
         yield where, parse_json(line, where)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import saying, unknown_name_message
 
 T = TypeVar("T")
 
@@ -32,10 +32,9 @@ def read_json(path: str | Path) -> Any:
 
 def parse_json(text: str, source: str) -> Any:
     """The plain values of a JSON text, or one sentence that names its source."""
-    try:
+    # Brackets without end are a RecursionError.
+    with saying(f"{source} is not a readable JSON file", ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter from brackets without end
-        raise ValueError(f"{source} is not a readable JSON file: {error}") from error
 
 
 def record_from(kind: type[T], values: Any, source: str) -> T:
@@ -62,11 +61,9 @@ def record_from(kind: type[T], values: Any, source: str) -> T:
             raise ValueError(f"{source} lacks {name}")
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     whole = {name: _built(hint, values[name], source) for name, hint in hints.items()}
-    try:
+    with saying(source, ValueError):
         check_types(kind, whole)
         return kind(**whole)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
 
 
 def _built(hint: Any, value: Any, source: str) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import PurePath
 
@@ -114,6 +115,23 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *lines[:1]])
+
+
+@contextmanager
+def saying(what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Let an error inside, of these kinds or of any, come out as one sentence that says ``what``.
+
+    >>> with saying("cannot read 'a.npz'", OSError):
+    ...     raise OSError("no such file")
+    Traceback (most recent call last):
+    ValueError: cannot read 'a.npz': OSError: no such file
+    """
+    kinds = errors or (Exception,)
+    try:
+        yield
+    except kinds as error:
+        words = str(error) if isinstance(error, ValueError) else first_line(error)
+        raise ValueError(f"{what}: {words}") from error
 
 
 def numbers(text: str) -> list[float]:

@@ -32,7 +32,7 @@ from proxbit.experiments.reproduce.running import (
     to_do,
 )
 from proxbit.util.files import is_trusted, private_folder, user
-from proxbit.util.text import first_line
+from proxbit.util.text import first_line, saying
 
 TRIES_MORE = 5  # times that a cell whose worker died is run again
 LOOK = 0.5  # seconds between looks at the cluster
@@ -86,10 +86,8 @@ def run_there(cell: Cell, options: Options, folder: str, home: str, progress: An
         progress.put.remote(cell.name, node, event.share, event.note)
 
     report(Event(cell, "running", note="starting"))
-    try:
+    with saying(f"on {node}", ValueError):
         return run_cell(cell, options, folder_here(folder), report)
-    except ValueError as error:
-        raise ValueError(f"on {node}: {error}") from None
 
 
 def folder_here(folder: str) -> str:
@@ -174,10 +172,8 @@ def _cluster(address: str) -> Iterator[Any]:
         yield ray
         return
     require_answer(address)
-    try:
+    with saying(_silent(address), ConnectionError, ValueError, RuntimeError):
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ValueError(f"no Ray cluster answers at {address!r}: {first_line(error)}") from error
     try:
         yield ray
     finally:
@@ -189,10 +185,12 @@ def require_answer(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return
-    try:
+    with saying(_silent(address), OSError, OverflowError):
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"no Ray cluster answers at {address!r}: {first_line(error)}") from error
+
+
+def _silent(address: str) -> str:
+    return f"no Ray cluster answers at {address!r}"
 
 
 def _require_resources(ray: Any, cpus: float, gpus: float) -> None:

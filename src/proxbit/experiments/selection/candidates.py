@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from proxbit.core import methods as catalogue
 from proxbit.core.methods import SETTINGS
 from proxbit.theory import check
-from proxbit.util.text import require_known
+from proxbit.util.text import require_known, saying
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,6 @@ def _candidate(name: str, settings: str) -> Candidate:
     method = catalogue.method(name, settings)
     if not method.binary:
         raise ValueError(f"{name!r} trains in float and has no bits: name methods that have")
-    try:
+    with saying(name, ValueError):  # of what is not a pair at all
         verdict = check(method)
-    except ValueError as error:  # not a pair at all
-        raise ValueError(f"{name}: {error}") from error
     return Candidate(name, verdict.admitted, str(verdict))
