@@ -8,25 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from proxbit.binarization import advice
+from proxbit.binarization import advice, layer_choice
 from proxbit.binarization.conversion_report import LayerLine, Report, held_bytes, packed_size
-from proxbit.binarization.layer_choice import (
-    SWAPS,
-    Choice,
-    Selector,
-    Swaps,
-    check_finite,
-    choose,
-    own_weights,
-)
-from proxbit.binarization.layer_choice import parametrized as as_parametrized
+from proxbit.binarization.layer_choice import SWAPS, Choice, Selector, Swaps
 from proxbit.binarization.relu import (
     UNTRACED,
     NeverNegative,
+    constant_signs,
     find_relu,
     never_negative,
-    replacement,
-    sentence,
 )
 from proxbit.core import methods
 from proxbit.core.methods import Method
@@ -81,7 +71,7 @@ def binarize(
     form = Form(chosen, asked if chosen.binary else Task("BW"))
     _require_float(model)
     graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
-    choices = choose(
+    choices = layer_choice.choose(
         model, form.task.name, only=only, skip=skip, parametrize=parametrize, swaps=swaps,
         graph=graph,
     )  # fmt: skip
@@ -92,7 +82,7 @@ def binarize(
     _make_all_binary([choice for choice in choices if choice.binary], form)
     switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
     notes = _replace_relus(model, constant, new)
-    problems, kept = _constant_signs(constant, new, chosen)
+    problems, kept = constant_signs(constant, new, chosen)
     if example is not None:
         choices, found = _probed(model, choices, form, example)
         problems += _seen(found, constant)
@@ -130,7 +120,7 @@ def _require_float(model: nn.Module) -> None:
 
 def _require_some(choices: list[Choice]) -> None:
     """Require a binary layer and finite values, or raise one clear error with nothing changed."""
-    check_finite(choices)
+    layer_choice.check_finite(choices)
     if any(choice.binary for choice in choices):
         return
     reasons = "; ".join(f"{c.name or type(c.module).__name__}: {c.why}" for c in choices[:8])
@@ -188,18 +178,6 @@ def _set(module: nn.Module, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def _constant_signs(
-    constant: list[NeverNegative], new: Callable[[], nn.Module] | None, method: Method
-) -> tuple[list[str], list[str]]:
-    """Warnings about what no replacement fixes, and notes about what was kept on request."""
-    fixed = [hit for hit in constant if not hit.replaceable]
-    kept = [hit for hit in constant if hit.replaceable and new is None]
-    react = "or method 'react' (learned threshold)"
-    other = f"use a module that can be negative (nn.ReLU would be replaced), {react}"
-    drop = f"without relu 'keep' it becomes nn.{replacement(method).__name__}, {react}"
-    return [sentence(fixed, other)] * bool(fixed), [sentence(kept, drop)] * bool(kept)
-
-
 def _replace_relus(
     model: nn.Module, constant: list[NeverNegative], new: Callable[[], nn.Module] | None
 ) -> list[str]:
@@ -233,7 +211,7 @@ def _lines(choices: list[Choice]) -> list[LayerLine]:
         LayerLine(
             choice.name,
             type(choice.module).__name__,
-            sum(p.numel() for p in own_weights(choice.module).values()),
+            sum(p.numel() for p in layer_choice.own_weights(choice.module).values()),
             choice.binary,
             choice.why,
         )
@@ -261,7 +239,9 @@ def _probed(
     try:
         found = probe(model, example)
         idle = {c.name: c for c in choices if c.swap and c.name in found.unused_layers}
-        turned = {name: as_parametrized(c, "it is not called") for name, c in idle.items()}
+        turned = {
+            name: layer_choice.parametrized(c, "it is not called") for name, c in idle.items()
+        }
         for choice in turned.values():
             _make_again(choice, form)
         found = probe(model, example) if turned else found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import fx, nn
@@ -16,6 +17,8 @@ from torch.nn import functional
 
 from proxbit.core.methods import Method
 from proxbit.util.text import alike, few
+
+Maker: TypeAlias = Callable[[], nn.Module]
 
 _NEVER_NEGATIVE = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.Hardsigmoid)
 _REPLACEABLE = (nn.ReLU, nn.ReLU6)
@@ -74,9 +77,7 @@ def replacement(method: Method) -> type[nn.Module]:
     return nn.Hardtanh if far.any() else nn.Identity
 
 
-def find_relu(
-    relu: Callable[[], nn.Module] | str | None, method: Method
-) -> Callable[[], nn.Module] | None:
+def find_relu(relu: Maker | str | None, method: Method) -> Maker | None:
     """The function that makes the replacements of ReLUs; None to keep them."""
     if relu is None:
         return replacement(method)
@@ -155,6 +156,18 @@ def _in_transformer_layers(model: nn.Module, wanted: set[str]) -> list[NeverNega
         if isinstance(module, kinds) and f"{name}.linear2".lstrip(".") in wanted
         and (module.activation is functional.relu or isinstance(module.activation, nn.ReLU))
     ]  # fmt: skip
+
+
+def constant_signs(
+    constant: list[NeverNegative], new: Maker | None, method: Method
+) -> tuple[list[str], list[str]]:
+    """Warnings about what no replacement fixes, and notes about what was kept on request."""
+    fixed = [hit for hit in constant if not hit.replaceable]
+    kept = [hit for hit in constant if hit.replaceable and new is None]
+    react = "or method 'react' (learned threshold)"
+    other = f"use a module that can be negative (nn.ReLU would be replaced), {react}"
+    drop = f"without relu 'keep' it becomes nn.{replacement(method).__name__}, {react}"
+    return [sentence(fixed, other)] * bool(fixed), [sentence(kept, drop)] * bool(kept)
 
 
 def sentence(hits: list[NeverNegative], fix: str) -> str:

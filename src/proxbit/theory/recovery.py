@@ -61,12 +61,9 @@ class Recovered:
     def domain(self) -> Segment:
         """The hull of P's range: beyond it r is infinite."""
         left, right = self._p
-        low = -np.inf if self._runs_on(0) else float(left[0])
-        return low, np.inf if self._runs_on(-1) else float(right[-1])
-
-    def _runs_on(self, end: int) -> bool:
-        left, right = self._p
-        return bool(right[end] > left[end])
+        rises = right > left
+        low = -np.inf if rises[0] else float(left[0])
+        return low, np.inf if rises[-1] else float(right[-1])
 
     @property
     def gaps(self) -> tuple[Segment, ...]:
@@ -147,7 +144,8 @@ class Recovered:
         z = np.asarray(z, dtype=np.float64)
         low, high = self.domain
         origin = self._integral(np.asarray(self.prox(0.0)))
-        value = self._integral(np.clip(z, *self._reach)) - origin
+        left, right = self._p
+        value = self._integral(np.clip(z, left[0], right[-1])) - origin
         value = np.where((z < low - 1e-6) | (z > high + 1e-6), np.inf, value)
         if gaps == "infinite":
             for a, b in self.gaps:
@@ -155,11 +153,6 @@ class Recovered:
         elif gaps != "lowest":
             raise ValueError(f"gaps is 'lowest' or 'infinite', not {gaps!r}")
         return value
-
-    @property
-    def _reach(self) -> Segment:
-        left, right = self._p
-        return float(left[0]), float(right[-1])
 
     def _integral(self, z: Array) -> Array:
         """(1 / mu) times the integral of P^-1(u) - u up to z: quadratic in every interval."""
@@ -186,15 +179,13 @@ class Recovered:
         """Largest error of F = T o P and of B = T' o P on the axis, off the knots."""
         a = self.axis
         solid = ~a.jump & (a.width > 1e-6)
-        middle = (a.left + a.right)[solid] / 2
-        f, b = a.forward, a.backward
-        z = self.prox(middle)
-        forward = np.abs(self.transform(z) - f(middle)).max()
+        middle = a.middle[solid]
+        forward = np.abs(self.transform(self.prox(middle)) - a.forward(middle)).max()
         left, right = self._p
         rising = solid & (right - left > 1e-12)
         slope = a.rise[rising] / (right - left)[rising]
-        inner = (a.left + a.right)[rising] / 2
-        backward = np.abs(slope - b(inner)).max() if rising.any() else 0.0
+        missed = np.abs(slope - a.backward(a.middle[rising]))
+        backward = missed.max() if rising.any() else 0.0
         return {"F = T o P": float(forward), "B = T' o P": float(backward)}
 
 

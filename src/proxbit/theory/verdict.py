@@ -133,9 +133,7 @@ def check(
     return _of_method(pair, given, within, frozen)
 
 
-def _of_pair(
-    pair: Pair, name: str, strengths: tuple[float, ...], within: tuple[float, float]
-) -> Verdict:
+def _of_pair(pair: Pair, name: str, strengths: tuple[float, ...], within: Segment) -> Verdict:
     reasons: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     otherwise = ""
@@ -164,10 +162,7 @@ def _told(where: str, texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _of_method(
-    method: Method,
-    given: tuple[float, ...] | None,
-    within: tuple[float, float],
-    frozen: float,
+    method: Method, given: tuple[float, ...] | None, within: Segment, frozen: float
 ) -> Verdict:
     """The phases of a run, each with its pair and its strengths."""
     along = given or _along(method.schedule)
@@ -180,11 +175,12 @@ def _of_method(
         last = last if method.sharp_strength is None else (method.sharp_strength,)
         pair = sharpened(method.pair)
         phases.append(Phase(signs, pair.name, _of_pair(pair, pair.name, last, within)))
-    frozen_part = [Phase(frozen, "nothing", None)] if frozen else []
-    return _summed(method.name, tuple(phases), tuple(frozen_part))
+    if frozen:
+        phases.append(Phase(frozen, "nothing", None))
+    return _summed(method.name, tuple(phases))
 
 
-def _summed(name: str, phases: tuple[Phase, ...], frozen: tuple[Phase, ...]) -> Verdict:
+def _summed(name: str, phases: tuple[Phase, ...]) -> Verdict:
     """One verdict of several phases: all of them must be admitted."""
     verdicts = [phase.verdict for phase in phases if phase.verdict is not None]
     answers = {verdict.answer for verdict in verdicts}
@@ -198,8 +194,7 @@ def _summed(name: str, phases: tuple[Phase, ...], frozen: tuple[Phase, ...]) -> 
         name, answer, tuple(dict.fromkeys(strengths)),
         tuple(r for verdict in verdicts for r in verdict.reasons),
         tuple(d for verdict in verdicts for d in verdict.doubts),
-        next((v.otherwise for v in verdicts if v.otherwise), ""), verdicts[-1].free,
-        phases + frozen,
+        next((v.otherwise for v in verdicts if v.otherwise), ""), verdicts[-1].free, phases,
     )  # fmt: skip
 
 

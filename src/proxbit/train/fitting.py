@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from proxbit.nn.model_weights import binary_weights
-from proxbit.train.checkpoint import (
-    ON_PURPOSE,
-    begun,
-    load_checkpoint,
-    nothing_yet,
-    rebind,
-    record_fault,
-    require_like,
-    require_same,
-    save_checkpoint,
-)
+from proxbit.train import checkpoint
 from proxbit.train.config import Config
 from proxbit.train.distributed import Distributed
 from proxbit.train.evaluation import count_right
@@ -35,7 +26,7 @@ from proxbit.util.schema import read_json, record_from
 from proxbit.util.text import saying
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
-_CURE = f", or go on with it as it is by {ON_PURPOSE}"
+_CURE = f", or go on with it as it is by {checkpoint.ON_PURPOSE}"
 
 
 def fit(
@@ -105,7 +96,7 @@ def _create(trainer: Trainer, command: list[str]) -> None:
             each.folder.require_space(2 * _last_bytes(each, best) + best)  # an old one and a new
             each.folder.create(each.config, command)
     if trainer.stages:  # from now on a missing stage is one that was lost
-        save_checkpoint(trainer.folder.last, {}, nothing_yet(trainer.config, staged=True))
+        checkpoint.save_nothing_yet(trainer.folder.last, trainer.config, staged=True)
 
 
 def _network_bytes(trainer: Trainer) -> int:
@@ -162,14 +153,14 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
         saved = folder.checkpoint()
         # Before anything is built: what config.json names may be a file that is executed.
         kept = saved[1].get("config")
-        told = [] if accept_changes else require_same(config, kept, folder.path, _CURE)
+        told = [] if accept_changes else checkpoint.require_same(config, kept, folder.path, _CURE)
         cure = "" if accept_changes else _CURE
-        found = _float_network(folder, config, begun(saved[1]), cure)
+        found = _float_network(folder, config, checkpoint.begun(saved[1]), cure)
         prepared = _prepare_together(config, dist, found)
         prepared = replace(
             prepared, notes=(*(f"config.json now has {words}" for words in told), *prepared.notes)
         )
-        trainer = (Trainer if begun(saved[1]) else _built)(prepared, dist, folder)
+        trainer = (Trainer if checkpoint.begun(saved[1]) else _built)(prepared, dist, folder)
         _take_up(trainer, folder, saved, accept_changes)
     return trainer
 
@@ -187,7 +178,7 @@ def _closing_if_refused(folder: RunFolder) -> Iterator[None]:
 def _take_up(trainer: Trainer, folder: RunFolder, saved: Saved, accept: bool) -> None:
     """Go to the last checkpoint of a run; without one, to those of the stages before it."""
     tensors, state = saved
-    if begun(state):
+    if checkpoint.begun(state):
         with _fitting(folder.last):
             trainer.begin(tensors, state)
         trainer.dist.on_main(lambda: _require_room(trainer, folder))
@@ -213,7 +204,7 @@ def _resume_records(trainer: Trainer, folder: RunFolder, accept: bool) -> None:
     """Refuse records with gaps, and forget those that are going to be written again."""
     step, records = trainer.progress.step, read_records(folder.metrics)
     # A kill between a record and its checkpoint leaves one record too many.
-    fault = record_fault(records, step, trainer.epoch_steps, ahead=int(trainer.begun))
+    fault = checkpoint.record_fault(records, step, trainer.epoch_steps, ahead=int(trainer.begun))
     if fault is not None and not accept:
         raise ValueError(f"{folder.metrics} {fault}: put its lines back{_CURE}")
     keep_records(folder.metrics, records, step)
@@ -222,11 +213,12 @@ def _resume_records(trainer: Trainer, folder: RunFolder, accept: bool) -> None:
 def _rebind(trainer: Trainer, folder: RunFolder) -> None:
     """Let the checkpoints belong to the configuration that was accepted."""
     if not trainer.begun:
-        state = nothing_yet(trainer.config, staged=bool(trainer.stages))
-        trainer.dist.on_main(lambda: save_checkpoint(folder.last, {}, state))
-        return
-    trainer.save()
-    trainer.dist.on_main(lambda: rebind(folder.model, trainer.config))
+        known = {"staged": bool(trainer.stages)}
+        write = partial(checkpoint.save_nothing_yet, folder.last, trainer.config, **known)
+    else:
+        trainer.save()
+        write = partial(checkpoint.rebind, folder.model, trainer.config)
+    trainer.dist.on_main(write)
 
 
 def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -> None:
@@ -237,7 +229,7 @@ def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -
         with _closing_if_refused(inner):
             saved = inner.checkpoint()
             if not accept:
-                require_same(stage.config, saved[1].get("config"), inner.path, _CURE)
+                checkpoint.require_same(stage.config, saved[1].get("config"), inner.path, _CURE)
             _take_up(stage, inner, saved, accept)
     else:  # killed while the folders were made
         stage.dist.on_main(lambda: inner.create(stage.config, []))
@@ -255,12 +247,12 @@ def load_network(out: str | Path) -> tuple[nn.Module, PreparedRun]:
     bare = replace(
         config, weights=None, pipeline=None, teacher=None, distill=False, pretrain=0, float_epochs=0
     )
-    tensors, state = load_checkpoint(folder.model)
+    tensors, state = checkpoint.load_checkpoint(folder.model)
     if "config" in state:
-        require_same(config, state["config"], folder.path)
+        checkpoint.require_same(config, state["config"], folder.path)
     prepared = prepare(bare)
     with _fitting(folder.model):
-        require_like(tensors, prepared.model.state_dict(), "the network")
+        checkpoint.require_like(tensors, prepared.model.state_dict(), "the network")
         prepared.model.load_state_dict(tensors)
         restore_quantizers(prepared.model, state.get("quantizers"))
     return prepared.model.eval(), prepared

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from proxbit.experiments.report import lists
 from proxbit.experiments.report.cells import Outcome, outcomes
 from proxbit.experiments.report.claims import claims
 from proxbit.experiments.report.csv_file import to_csv
 from proxbit.experiments.report.grid_charts import pictures_of
 from proxbit.experiments.report.html_page import to_html
-from proxbit.experiments.report.lists import (
-    evidence_table,
-    packed_table,
-    runs_table,
-    verdicts_table,
-)
 from proxbit.experiments.report.markdown_page import to_markdown
 from proxbit.experiments.report.parts import ResultsReport, Section
 from proxbit.experiments.report.tables import grid_table
@@ -42,10 +37,10 @@ def build_report(lines: Sequence[ResultLine], folders: Sequence[str | Path] = ()
     judged = claims(found)
     places = dict.fromkeys((cell.grid, cell.preset) for cell in found)
     sections = tuple(_section(grid, preset, found) for grid, preset in places)
-    lists = evidence_table(judged), packed_table(found), verdicts_table(lines)
-    tables = tuple(table for table in lists if table.rows)
+    plain = lists.evidence_table(judged), lists.packed_table(found), lists.verdicts_table(lines)
+    tables = tuple(table for table in plain if table.rows)
     facts = _facts(lines, found, folders)
-    return ResultsReport(facts, tuple(judged), sections, tables, runs_table(lines))
+    return ResultsReport(facts, tuple(judged), sections, tables, lists.runs_table(lines))
 
 
 def _section(grid: str, preset: str, found: Sequence[Outcome]) -> Section:

@@ -6,6 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeAlias
+
+Points: TypeAlias = Sequence[tuple[float, float]]
+Place: TypeAlias = Callable[[float, float], tuple[float, float]]  # of an epoch and a % in a picture
 
 WIDTH = 420  # of every chart: its letters stay readable on a phone
 _COLOURS = {
@@ -41,9 +45,7 @@ def box(x: float, y: float, width: float, height: float, fill: str, hint: str = 
     return f'<rect {at} {size} fill="{fill}"><title>{escape(hint)}</title></rect>'
 
 
-def stroke(
-    points: Sequence[tuple[float, float]], ink: str, width: float = 1.5, dash: str = ""
-) -> str:
+def stroke(points: Points, ink: str, width: float = 1.5, dash: str = "") -> str:
     """A line through points; one point alone is a dot."""
     if len(points) == 1:
         ((x, y),) = points
@@ -95,8 +97,6 @@ _LEFT, _RIGHT, _TOP, _FLOOR, _HEIGHT = 36.0, 104.0, 10.0, 34.0, 250.0
 _LINE, _MOST_POINTS, _GRID = 13.0, 120, "#dddddd"
 _COLD, _WARM = (255, 247, 236), (179, 0, 0)
 
-Points = Sequence[tuple[float, float]]
-
 
 @dataclass(frozen=True)
 class ChartCurve:
@@ -133,9 +133,7 @@ def curves_chart(title: str, curves: Sequence[ChartCurve]) -> str:
     return drawing(_HEIGHT, title, [*shapes, *_end_names(place, curves)])
 
 
-def _placing(
-    last: float, heights: Sequence[float]
-) -> Callable[[float, float], tuple[float, float]]:
+def _placing(last: float, heights: Sequence[float]) -> Place:
     """From epoch and % to a place in the picture."""
     low, high, room = heights[0], heights[-1], _HEIGHT - _TOP - _FLOOR
 
@@ -146,9 +144,7 @@ def _placing(
     return place
 
 
-def _axes(
-    place: Callable[[float, float], tuple[float, float]], heights: Sequence[float], last: float
-) -> list[str]:
+def _axes(place: Place, heights: Sequence[float], last: float) -> list[str]:
     shapes = []
     for height in heights:
         (x, y), (end, _) = place(0, height), place(last, height)
@@ -170,9 +166,7 @@ def _thinned(points: Points) -> Points:
     return list(reversed(list(reversed(points))[::every]))
 
 
-def _end_names(
-    place: Callable[[float, float], tuple[float, float]], curves: Sequence[ChartCurve]
-) -> list[str]:
+def _end_names(place: Place, curves: Sequence[ChartCurve]) -> list[str]:
     """The name and last figure of each curve beside its end, none above another."""
     ends = [place(*curve.hard[-1]) for curve in curves]
     heights = spread([y for _, y in ends], _LINE, _TOP, _HEIGHT - _FLOOR)

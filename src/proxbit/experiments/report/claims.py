@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from proxbit.experiments.report.cells import Outcome
 from proxbit.experiments.report.parts import Claim, Evidence, chance, points, signed
@@ -26,7 +25,7 @@ def claims(found: Sequence[Outcome]) -> list[Claim]:
 
 def judged(statement: Statement, preset: str, found: Sequence[Outcome]) -> Claim:
     """Judge a claim: it holds if every comparison is for it, and does not if any is against it."""
-    evidence = _raised([_evidence(each) for each in statement.contests(found)])
+    evidence = _evidence(list(statement.contests(found)))
     agree = [each for each in evidence if decision(each) == "for"]
     against = [each for each in evidence if decision(each) == "against"]
     if not evidence:
@@ -72,16 +71,13 @@ def memory(preset: str, found: Sequence[Outcome]) -> Claim:
     return Claim(MEMORY, preset, outcome, reason, ())
 
 
-def _evidence(contest: Contest) -> Evidence:
-    first, second = contest.first, contest.second
-    comparison = compare(first, second, contest.margin)
-    means = first.mean, second.mean
-    return Evidence(contest.where, contest.names, means, comparison, comparison.p)
-
-
-def _raised(evidence: list[Evidence]) -> list[Evidence]:
-    ps = holm([each.comparison.p for each in evidence])
-    return [replace(each, p=p) for each, p in zip(evidence, ps, strict=True)]
+def _evidence(contests: list[Contest]) -> list[Evidence]:
+    compared = [compare(each.first, each.second, each.margin) for each in contests]
+    raised = holm([comparison.p for comparison in compared])
+    return [
+        Evidence(each.where, each.names, (each.first.mean, each.second.mean), comparison, p)
+        for each, comparison, p in zip(contests, compared, raised, strict=True)
+    ]
 
 
 def difference(evidence: Evidence) -> float:

@@ -17,7 +17,7 @@ _DROP = 0.10  # the most that the paper says is lost against float
 _CLASSES = {"CIFAR-10": 10, "CIFAR-100": 100, "ImageNet-1K": 1000}
 _VALIDATION = 50_000  # images of ImageNet that others' figures are measured on
 
-Pair = tuple[Outcome, Outcome]
+Contests = Callable[[Sequence[Outcome]], Iterable["Contest"]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Statement:
 
     text: str
     grid: str
-    contests: Callable[[Sequence[Outcome]], Iterable[Contest]]
+    contests: Contests
 
 
 def _place(cell: Outcome, axis: str) -> str:
@@ -62,7 +62,7 @@ def _met(a: Outcome, b: Outcome, axis: str, margin: float = 0.0) -> Contest:
 
 def _ordered(
     axis: str, better: Callable[[Outcome, Outcome], bool], margin: float = 0.0
-) -> Callable[[Sequence[Outcome]], Iterator[Contest]]:
+) -> Contests:
     """Contests of finished cells that differ in one axis only, where one should be better."""
 
     def contests(found: Sequence[Outcome]) -> Iterator[Contest]:
@@ -81,7 +81,7 @@ def _alike(a: Outcome, b: Outcome, axis: str) -> bool:
     return same and without(a.axes, axis) == without(b.axes, axis)
 
 
-def _beats(*orders: tuple[str, str]) -> Callable[[Sequence[Outcome]], Iterator[Contest]]:
+def _beats(*orders: tuple[str, str]) -> Contests:
     """Methods in the same place, trained alike."""
     return _ordered("method", lambda a, b: (a.at("method"), b.at("method")) in orders)
 
@@ -156,9 +156,8 @@ def _reached(cell: Outcome, like: Sample) -> Sample | None:
 
 def _contest(cell: Outcome, reached: Sample, bar: Sample, works: bool) -> Contest:
     """The width above the bar if it should work, below it if it should not."""
-    (first, name), (second, other) = (
-        (reached, cell.at("bits")), (bar, f"half of {WIDEST}"),
-    ) if works else ((bar, f"half of {WIDEST}"), (reached, cell.at("bits")))  # fmt: skip
+    sides = [(cell.at("bits"), reached), (f"half of {WIDEST}", bar)]
+    (name, first), (other, second) = sides if works else reversed(sides)
     return Contest(_place(cell, "bits"), (name, other), first, second)
 
 

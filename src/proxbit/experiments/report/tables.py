@@ -127,18 +127,13 @@ def _variants(place: Axes, there: Sequence[Outcome]) -> list[TableRow]:
     main = max(ways, key=ways.count, default="")
     methods = [outcome.at("method") for outcome in there if outcome.here]
     if len(methods) == len(set(methods)):
-        return [
-            TableRow(place, main, {outcome.at("method"): outcome for outcome in _last_here(there)})
-        ]
+        # Cells without a configuration first, so that those with one take their place.
+        order = sorted(there, key=lambda outcome: bool(outcome.here))
+        return [TableRow(place, main, {outcome.at("method"): outcome for outcome in order})]
     return [
         TableRow(place, way, {each.at("method"): each for each in there if each.here == way})
         for way in dict.fromkeys(ways)
     ]
-
-
-def _last_here(there: Sequence[Outcome]) -> list[Outcome]:
-    """Cells without a configuration first, so that those with one take their place."""
-    return sorted(there, key=lambda outcome: bool(outcome.here))
 
 
 def _labels(row: TableRow, varying: Sequence[str], down: bool) -> list[Entry]:

@@ -9,17 +9,10 @@ from functools import cache
 
 import torch
 
+from proxbit.experiments.reproduce import grids
 from proxbit.experiments.reproduce.blocks import block_names
 from proxbit.experiments.reproduce.configs import Missing, Options, config_of
-from proxbit.experiments.reproduce.grids import (
-    GRIDS,
-    Cell,
-    Grid,
-    Row,
-    cells_of,
-    find_grid,
-    find_rows,
-)
+from proxbit.experiments.reproduce.grids import GRIDS, Cell, Grid, Row
 from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.train.config import Config
 from proxbit.train.settings import BATCH_SIZE
@@ -114,7 +107,7 @@ class CellQuery:
 
 def rows_of(query: CellQuery) -> tuple[Row, ...]:
     """The rows that are wanted."""
-    return find_rows(find_grid(query.grid), query.preset, query.rows)
+    return grids.find_rows(grids.find_grid(query.grid), query.preset, query.rows)
 
 
 def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
@@ -122,12 +115,12 @@ def plan(query: CellQuery, model: str | None = None) -> list[Cell]:
 
     ``model`` stands for the preset's own, whose blocks a grid may need.
     """
-    grid = find_grid(query.grid)
+    grid = grids.find_grid(query.grid)
     cells = []
     for row in rows_of(query):
         own = model or PRESETS[query.preset].model(row.model, row.dataset)
         blocks = block_names(own) if grid.blocks else ()
-        cells += cells_of(grid, row, query.preset, query.seeds, blocks)
+        cells += grids.cells_of(grid, row, query.preset, query.seeds, blocks)
     for axis in ("pipeline", "task", "method"):
         wanted = tuple(each.lower() for each in getattr(query, f"{axis}s"))
         _refuse_unknown(axis, wanted, cells)

@@ -19,18 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxbit.experiments.reproduce import running
 from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.experiments.reproduce.results import ResultLine, sole_writer
-from proxbit.experiments.reproduce.running import (
-    Event,
-    Watch,
-    finish_cell,
-    ignore,
-    keep_endings,
-    run_cell,
-    to_do,
-)
+from proxbit.experiments.reproduce.running import Event, Watch
 from proxbit.util.files import is_trusted, private_folder, user
 from proxbit.util.text import first_line, saying
 
@@ -43,7 +36,7 @@ def run_grid(
     cells: Iterable[Cell],
     options: Options,
     folder: str | Path,
-    watch: Watch = ignore,
+    watch: Watch = running.ignore,
     address: str = "auto",
     *,
     cpus: float = 1.0,
@@ -62,15 +55,15 @@ def run_grid(
     """
     with sole_writer(folder), _cluster(address) as ray:
         _require_resources(ray, cpus, gpus)
-        ended, tell = keep_endings(watch)
-        left = to_do(cells, options, folder, tell)
+        ended, tell = running.keep_endings(watch)
+        left = running.to_do(cells, options, folder, tell)
         progress = ray.remote(num_cpus=0, max_restarts=-1)(NodeBoard).remote()
         place = str(Path(folder).resolve()), str(Path.cwd())
         # Ray runs a task again elsewhere when its worker dies.
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=TRIES_MORE)(run_there)
         refs = {task.remote(cell, options, *place, progress): cell for cell in left}
         for cell, ref in _as_they_end(ray, refs, progress, watch):
-            tell(finish_cell(cell, partial(_fetch, ray, ref), folder))
+            tell(running.finish_cell(cell, partial(_fetch, ray, ref), folder))
         return ended
 
 
@@ -87,7 +80,7 @@ def run_there(cell: Cell, options: Options, folder: str, home: str, progress: An
 
     report(Event(cell, "running", note="starting"))
     with saying(f"on {node}", ValueError):
-        return run_cell(cell, options, folder_here(folder), report)
+        return running.run_cell(cell, options, folder_here(folder), report)
 
 
 def folder_here(folder: str) -> str:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from proxbit.experiments.reproduce.configs import check_alike
 from proxbit.train.config import Config
@@ -18,7 +17,6 @@ from proxbit.train.fitting import read_result
 from proxbit.train.records import Record, read_records
 from proxbit.train.run_folder import RunFolder
 from proxbit.util.files import write_atomically
-from proxbit.util.schema import read_json
 
 MISTAKE, DIVERGED = 2, 4  # of proxbit train
 PATIENCE = 60.0  # seconds for a run whose driver was killed to save itself
@@ -134,9 +132,3 @@ def _last_words(log: Path, began: int, status: int) -> str:
     if status < 0:
         return f"the process was ended by signal {-status}; see {log}"
     return (said or lines or [f"the process ended with status {status}"])[-1]
-
-
-def read_about(run: Path) -> dict[str, Any]:
-    """The circumstances of a run."""
-    about: dict[str, Any] = read_json(run / "about.json")
-    return about

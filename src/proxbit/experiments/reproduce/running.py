@@ -14,13 +14,14 @@ from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.grids import STATED, Cell
 from proxbit.experiments.reproduce.measuring import packed_figures, verdict_of
 from proxbit.experiments.reproduce.presets import PRESETS
-from proxbit.experiments.reproduce.process import Broken, log_of, read_about, train
+from proxbit.experiments.reproduce.process import Broken, log_of, train
 from proxbit.experiments.reproduce.results import ResultLine
 from proxbit.train.config import Config
 from proxbit.train.fitting import read_result
 from proxbit.train.records import Record, read_records
 from proxbit.train.run_folder import RunFolder, about
 from proxbit.util.files import lock_file, open_lock
+from proxbit.util.schema import read_json
 from proxbit.util.text import first_line
 
 
@@ -105,7 +106,8 @@ def _line(
     cell: Cell, config: Config, run: Path, seconds: float, error: str | None = None
 ) -> ResultLine:
     """The line of a run that ended, or broke; one that was interrupted took longer than this."""
-    known = read_about(run) if (run / "about.json").is_file() else about([])
+    file = run / "about.json"
+    known = read_json(file) if file.is_file() else about([])
     result = None if error else read_result(run)
     records = [] if error else read_records(run / "metrics.jsonl")
     names = ("proxbit", "torch", "numpy", "python", "cores", "threads")

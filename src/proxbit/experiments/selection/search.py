@@ -13,7 +13,7 @@ from proxbit.experiments.selection.candidates import Candidate
 from proxbit.experiments.selection.choosing import Recommendation, choose, ranking, seeds_over
 from proxbit.experiments.selection.halving import LEAST_STEPS, Pace, Rung
 from proxbit.experiments.selection.selection_log import Request, SelectionLog
-from proxbit.experiments.selection.trials import Trial, run_trial, try_method
+from proxbit.experiments.selection.trials import Stop, Trial, run_trial, try_method
 from proxbit.train.divergence import Interrupted
 from proxbit.train.fitting import open_run
 from proxbit.train.trainer import Trainer
@@ -48,7 +48,7 @@ class Search:
         self.probe: Trainer | None = None
         self.asked = False
         self.watch: Look = lambda *_: None
-        self.stop: Callable[[], bool] = lambda: False
+        self.stop: Stop = lambda: False
 
     def take_up(self, records: list[Any]) -> None:
         """Go to where a log ends."""
@@ -73,9 +73,7 @@ class Search:
         """Seconds of the budget that are left."""
         return self.budget - self.spent
 
-    def follow(
-        self, watch: Look | None, stop: Callable[[], bool] | None
-    ) -> Iterator[Trial | Recommendation]:
+    def follow(self, watch: Look | None, stop: Stop | None) -> Iterator[Trial | Recommendation]:
         """Everything from here to the recommendation."""
         self.watch, self.stop = watch or self.watch, stop or self.stop
         self._start_again()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from proxbit.experiments.selection.candidates import find_candidates
 from proxbit.experiments.selection.choosing import Recommendation
 from proxbit.experiments.selection.search import Look, Search
 from proxbit.experiments.selection.selection_log import Request, SelectionLog
-from proxbit.experiments.selection.trials import Trial
+from proxbit.experiments.selection.trials import Stop, Trial
 from proxbit.train.config import Config
 
 HOLD_BACK = 0.1
@@ -27,7 +27,7 @@ def select(
     own: Sequence[str] = (),
     out: str | Path | None = None,
     watch: Look | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Stop | None = None,
 ) -> Iterator[Trial | Recommendation]:
     """Try methods on a model and its data; yields every trial, and finally the recommendation.
 
@@ -61,7 +61,7 @@ def select(
 
 
 def resume_select(
-    out: str | Path, watch: Look | None = None, stop: Callable[[], bool] | None = None
+    out: str | Path, watch: Look | None = None, stop: Stop | None = None
 ) -> Iterator[Trial | Recommendation]:
     """Continue an interrupted selection; yields its earlier trials again."""
     log, began = SelectionLog(out), time.monotonic()

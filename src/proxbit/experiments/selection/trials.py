@@ -18,6 +18,7 @@ from proxbit.train.trainer import Trainer
 from proxbit.util.text import first_line
 
 Watch = Callable[[Trainer], None]
+Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ def open_trial(config: Config, out: Path | None) -> Trainer:
     return open_run(config, out)
 
 
-def try_method(
-    config: Config, rung: int, out: Path | None, watch: Watch, stop: Callable[[], bool]
-) -> Trial:
+def try_method(config: Config, rung: int, out: Path | None, watch: Watch, stop: Stop) -> Trial:
     """One run of a method; its trial says what goes wrong in it.
 
     Raises ``Interrupted`` when ``stop`` says yes.
@@ -100,9 +99,7 @@ def try_method(
         return _failed(config, rung, time.monotonic() - opened, error)
 
 
-def run_trial(
-    trainer: Trainer, rung: int, opened: float, watch: Watch, stop: Callable[[], bool]
-) -> Trial:
+def run_trial(trainer: Trainer, rung: int, opened: float, watch: Watch, stop: Stop) -> Trial:
     """Train to the end; ``opened`` is when the run was opened, on the monotonic clock."""
     earlier = trainer.progress.spent + trainer.progress.seconds
     timer = StepTimer(trainer, watch)
