@@ -14,7 +14,7 @@ from proxbit.engine.planning import planned_bytes
 from proxbit.nn import BinaryWeight
 from proxbit.nn.model_weights import binary_weights, once
 from proxbit.packfile.bits import byte_count, is_table
-from proxbit.util.text import alike, pattern, percent, size, smaller, table
+from proxbit.util.text import alike, grouped, pattern, percent, size, smaller, table
 
 _COLUMNS = ("layer", "kind", "", "weights", "now")
 
@@ -36,6 +36,11 @@ class LayerLine:
     weights: int
     binary: bool
     why: str = ""
+
+    @property
+    def state(self) -> str:
+        """Binary, or float and why."""
+        return ("binary" if self.binary else "float") + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,7 @@ def _html_row(tag: str, texts: Sequence[str]) -> str:
 
 def _rows(lines: tuple[LayerLine, ...]) -> list[tuple[str, ...]]:
     """Lines that differ only by the numbers in their names, counted and summed."""
-    groups: dict[tuple[str, str, str], list[LayerLine]] = {}
-    for line in lines:
-        state = ("binary" if line.binary else "float") + (f": {line.why}" if line.why else "")
-        groups.setdefault((pattern(line.name), line.kind, state), []).append(line)
+    groups = grouped(lines, lambda line: (pattern(line.name), line.kind, line.state))
     return [
         (
             alike(line.name for line in group)[0] or "(the model)",

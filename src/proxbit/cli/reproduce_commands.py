@@ -13,6 +13,7 @@ from rich.console import Console
 
 from proxbit.cli.errors import INTERRUPTED, MISTAKE, mistakes, say
 from proxbit.cli.options import Name, option
+from proxbit.util.text import grouped
 
 BROKEN = 1
 
@@ -135,24 +136,15 @@ def _runner(on: str | None, cpus: float, gpus: float) -> Any:
 
 def _conclude(ended: Any, out: str) -> int:
     """Say how it ended, and return the exit status."""
-    by_state: dict[str, list[Any]] = {}
-    for event in ended:
-        by_state.setdefault(event.state, []).append(event)
+    by_state = grouped(ended, lambda event: event.state)
     counts = ", ".join(f"{len(events)} {state}" for state, events in by_state.items())
     say(f"{counts}; see  proxbit report {out}")
-    for note, events in _reasons(by_state.get("refused", []) + by_state.get("broken", [])).items():
+    odd = [*by_state.get("refused", []), *by_state.get("broken", [])]
+    for note, events in grouped(odd, lambda event: " ".join(event.note.split())).items():
         say(f"proxbit: {note} ({_cells(events)})", err=True)
     if "refused" in by_state:
         return MISTAKE
     return BROKEN if "broken" in by_state else 0
-
-
-def _reasons(events: list[Any]) -> dict[str, list[Any]]:
-    """Cells that did not end well, by the sentence about them."""
-    found: dict[str, list[Any]] = {}
-    for event in events:
-        found.setdefault(" ".join(event.note.split()), []).append(event)
-    return found
 
 
 def _cells(events: list[Any]) -> str:

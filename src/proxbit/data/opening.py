@@ -6,11 +6,9 @@ The images are by Zalando (MIT, see FASHION_MNIST_LICENSE); ``tools/make_fashion
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
+from dataclasses import replace
+from importlib.resources import as_file, files
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from proxbit.data.cifar import CIFAR10, CIFAR100, open_cifar
 from proxbit.data.image_folder import FolderSet, open_folder
@@ -35,16 +33,10 @@ def fashion_mnist() -> ImageSet:
     >>> images.classes[images.y_train[0]]
     'ankle boot'
     """
-    with (
-        files(__package__).joinpath("fashion_mnist.npz").open("rb") as file,
-        np.load(file, allow_pickle=False) as archive,
-    ):
-        arrays = {name: torch.from_numpy(archive[name]) for name in archive.files}
-    x_train, x_test = (arrays[name].unsqueeze(1) for name in ("x_train", "x_test"))
-    y_train, y_test = (arrays[name].long() for name in ("y_train", "y_test"))
-    return ImageSet(
-        "fashion_mnist", x_train, y_train, x_test, y_test, CLASSES, mean=(0.2864,), std=(0.3537,)
-    )
+    with as_file(files(__package__) / "fashion_mnist.npz") as path:
+        images = open_npz(path)
+    # Of the whole set, of which these are a part.
+    return replace(images, classes=CLASSES, mean=(0.2864,), std=(0.3537,))
 
 
 Data = ImageSet | FolderSet

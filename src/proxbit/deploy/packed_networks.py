@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from proxbit.engine.loading import LARGEST_SIDE, rebuild
 from proxbit.engine.packing import find_precision
-from proxbit.engine.summary import Part, Summary
+from proxbit.engine.summary import Part, Summary, float_parts
 from proxbit.models import build
 from proxbit.packfile.container import read_container
 from proxbit.packfile.contents import About, Contents, PackedWeight
 from proxbit.packfile.file import read
 from proxbit.packfile.header import VERSION
-from proxbit.util.text import few, saying, smaller, visible
+from proxbit.util.text import few, grouped, saying, smaller, visible
 
 _KINDS = {2: "linear", 3: "conv1d", 4: "conv2d"}
 
@@ -98,14 +98,8 @@ def inspect_file(path: str | Path) -> Inspection:
     held = read(path)
     places = read_container(Path(path)).places
     stored = {name: place.stop - place.start for name, place in places.items()}
-    parts = [_binary_part(weight) for weight in held.weights]
-    owners: dict[str, list[str]] = {}
-    for name in held.floats:
-        owners.setdefault(name.rpartition(".")[0], []).append(name)
-    for owner, names in owners.items():
-        values = sum(held.floats[name].numel() for name in names)
-        taken = sum(_stored_bytes(name, stored) for name in names)
-        parts.append(Part(owner, "float", values, 8 * taken / max(1, values), taken))
+    sizes = {name: _stored_bytes(name, stored) for name in held.floats}
+    parts = [*map(_binary_part, held.weights), *float_parts(held, sizes)]
     length = Path(path).stat().st_size
     binary = sum(4 * math.prod(w.shape) for w in held.weights)
     header = length - sum(part.bytes for part in parts)
@@ -155,9 +149,7 @@ def float_network(
     largest_side: int = LARGEST_SIDE,
 ) -> nn.Module:
     """The float architecture of a file with its hard weights, as plain torch computes it."""
-    pieces: dict[str, list[PackedWeight]] = {}
-    for weight in held.weights:
-        pieces.setdefault(weight.name, []).append(weight)
+    pieces = grouped(held.weights, lambda weight: weight.name)
     dense = {name: _dense(found) for name, found in pieces.items()}
     with saying(f"cannot load '{path}'"):
         plain = replace(held, weights=(), floats=held.floats | dense)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from proxbit.engine.forms import EXACT
 from proxbit.engine.twins import Bits, packed_twin, packed_weight
@@ -47,16 +47,9 @@ def _computed(model: nn.Module) -> dict[int, Any]:
 
     An LSTM keeps its weights as its parametrization last gave them, and others keep attentions.
     """
-    found = (tensor for module in model.modules() for tensor in _tensors(vars(module)))
-    return {id(t): t.detach().clone() for t in found if t.grad_fn is not None}
-
-
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, dict | list | tuple):
-        for each in given.values() if isinstance(given, dict) else given:
-            yield from _tensors(each)
+    found = (leaf for module in model.modules() for leaf in pytree.tree_leaves(vars(module)))
+    tensors = [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    return {id(t): t.detach().clone() for t in tensors}
 
 
 def _unwrap(net: nn.Module) -> None:

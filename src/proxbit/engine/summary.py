@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from torch import nn
 from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.saving import contents
 from proxbit.nn.probing import run
-from proxbit.packfile.contents import PackedWeight
+from proxbit.packfile.contents import Contents, PackedWeight
 from proxbit.packfile.sizes import bytes_of, file_bytes
 from proxbit.util.modes import hooked
-from proxbit.util.text import alike, pattern, size, smaller, table
+from proxbit.util.text import alike, grouped, pattern, size, smaller, table
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,10 @@ def summary(
     counts = {} if example is None else _operations(net, example)
     layers = dict(packed_layers(net))
     parts = [_binary_part(weight, net, layers, counts) for weight in held.weights]
-    for owner, names in _by_owner(held.floats).items():
-        values = sum(held.floats[name].numel() for name in names)
-        stored = sum(sizes[name] for name in names)
-        kind = type(net.get_submodule(owner)).__name__
-        label = f"{owner}.bias" if owner in layers else owner
-        parts.append(Part(label, kind, values, 8 * stored / max(1, values), stored))
+    for part in float_parts(held, sizes):
+        kind = type(net.get_submodule(part.name)).__name__
+        label = f"{part.name}.bias" if part.name in layers else part.name
+        parts.append(replace(part, name=label, kind=kind))
     packed = file_bytes(held, float_rest=float_rest, tables=tables)
     header = packed - sum(part.bytes for part in parts)
     binary = sum(4 * math.prod(w.shape) for w in held.weights)
@@ -138,11 +136,14 @@ def _binary_part(
     return Part(name, kind, math.prod(weight.shape), 1, weight.nbytes, route, counts.get(at))
 
 
-def _by_owner(names: Iterable[str]) -> dict[str, list[str]]:
-    owners: dict[str, list[str]] = {}
-    for name in names:
-        owners.setdefault(name.rpartition(".")[0], []).append(name)
-    return owners
+def float_parts(held: Contents, sizes: Mapping[str, int]) -> list[Part]:
+    """The tensors that are not binary, those of one module as one part."""
+    parts = []
+    for owner, names in grouped(held.floats, lambda name: name.rpartition(".")[0]).items():
+        values = sum(held.floats[name].numel() for name in names)
+        stored = sum(sizes[name] for name in names)
+        parts.append(Part(owner, "float", values, 8 * stored / max(1, values), stored))
+    return parts
 
 
 def _grouped(

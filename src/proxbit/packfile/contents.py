@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.bits import byte_count, unpack_bits
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import grouped, unknown_name_message
 
 TASKS = ("BW", "BWA", "BWAA")
 
@@ -142,11 +142,9 @@ class Contents:
 
 def check_contents(contents: Contents) -> None:
     """Raise a ValueError with one sentence where weights contradict themselves or each other."""
-    named: dict[str, list[PackedWeight]] = {}
     for w in contents.weights:
         check_weight(w)
-        named.setdefault(w.name, []).append(w)
-    for name, pieces in named.items():
+    for name, pieces in grouped(contents.weights, lambda w: w.name).items():
         if name in contents.floats:
             raise ValueError(f"{name!r} is both a binary weight and a float tensor: keep one")
         _require_whole(name, pieces)

@@ -11,7 +11,7 @@ from typing import Any
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.container import is_sizes, strict_json
 from proxbit.packfile.contents import About, Contents, PackedWeight, label
-from proxbit.util.schema import WORDS
+from proxbit.util.schema import WORDS, record_from
 from proxbit.util.text import saying, unknown_name_message
 
 VERSION = 1
@@ -23,11 +23,6 @@ _TOP = {
     "version": int, "crc32": str, "float_rest": str, "groups": list, "floats": list,
     "tables": dict, "about": dict,
 }  # fmt: skip
-_ABOUT = {
-    "architecture": dict, "replaced": dict, "method": str, "task": str, "labels": list,
-    "input": dict, "made_by": str,
-}  # fmt: skip
-_LAYOUT = {"groups": int, "stacked": bool, "transposed": bool}
 _NONE: dict[str, type] = {}
 
 
@@ -115,7 +110,7 @@ def parse_header(text: str) -> Header:
         tuple(entry for group in values["groups"] for entry in _entries(group)),
         tuple(values["floats"]),
         _tables(values["tables"], values["floats"]),
-        _about(values["about"]),
+        record_from(About, asdict(About()) | values["about"], "the about of its header"),
         tied,
     )
 
@@ -138,15 +133,10 @@ def _entry(given: Any, parts: tuple[str, ...], kind: dict[str, Any]) -> WeightEn
     if not is_sizes(shape) or not pair:
         raise ValueError(f"the weight {given['name'][:80]!r} has an impossible shape or rows")
     name, covered = given["name"], None if rows is None else (rows[0], rows[1])
-    own = {"name": name, "shape": tuple(shape), "rows": covered, "layout": _layout(given)}
+    own = {"name": name, "shape": tuple(shape), "rows": covered, "layout": None}
+    if "layout" in given:
+        own["layout"] = record_from(Layout, given["layout"], f"the layout of {name[:80]!r}")
     return WeightEntry(label(name, covered), parts, {**kind, **own})
-
-
-def _layout(weight: dict[str, Any]) -> Layout | None:
-    if "layout" not in weight:
-        return None
-    _require(weight["layout"], _LAYOUT, "the layout of a weight of its header")
-    return Layout(**weight["layout"])
 
 
 def _tables(given: dict[str, Any], floats: list[str]) -> frozenset[str]:
@@ -157,15 +147,6 @@ def _tables(given: dict[str, Any], floats: list[str]) -> frozenset[str]:
                 f"the table {name[:80]!r} is not an int8 one of the floats of its header"
             )
     return frozenset(given)
-
-
-def _about(given: dict[str, Any]) -> About:
-    """The fields of ``about``, each of its type; absent ones keep their defaults."""
-    _require(given, {}, "the about of its header", _ABOUT)
-    _require_texts(given.get("labels", []), "labels")
-    _require_texts(list(given.get("replaced", {}).values()), "replaced modules")
-    labels = {"labels": tuple(given["labels"])} if "labels" in given else {}
-    return About(**{**given, **labels})
 
 
 def _require(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from proxbit.binarization.conversion import binarize, restore
 from proxbit.binarization.hardening import harden
@@ -171,17 +172,13 @@ def _sees_signs(layer: nn.Module, example: Any, label: str) -> None:
     """Inputs that are larger by a power of two have the same signs, and the same bits behind."""
     _agree(
         f"{label}: a hard layer sees the signs of its input only, so a larger one changes nothing",
-        _outputs(layer, _larger(example)),
+        _outputs(layer, pytree.tree_map_only(Tensor, _larger, example)),
         _outputs(layer, example),
     )
 
 
-def _larger(example: Any) -> Any:
-    if isinstance(example, dict):
-        return {name: _larger(value) for name, value in example.items()}
-    if isinstance(example, tuple | list):
-        return type(example)(_larger(value) for value in example)
-    return example * 4 if isinstance(example, Tensor) and example.is_floating_point() else example
+def _larger(example: Tensor) -> Tensor:
+    return example * 4 if example.is_floating_point() else example
 
 
 def _agree(law: str, got: list[Tensor], wanted: list[Tensor], exact: bool = False) -> None:

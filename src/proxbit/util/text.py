@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import PurePath
+from typing import TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -187,10 +191,20 @@ def alike(names: Iterable[str]) -> list[str]:
     >>> alike(["layer1.0.relu", "layer1.1.relu", "stem", "net.0.0.conv"])
     ['layer1.*.relu', 'stem', 'net.0.0.conv']
     """
-    groups: dict[str, list[list[str]]] = {}
-    for name in names:
-        groups.setdefault(pattern(name), []).append(name.split("."))
+    groups = [[name.split(".") for name in group] for group in grouped(names, pattern).values()]
     return [
         ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in zip(*group, strict=True))
-        for group in groups.values()
+        for group in groups
     ]
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items that have the same key together, in the order in which they come.
+
+    >>> grouped(["a.x", "b", "a.y"], lambda name: name[0])
+    {'a': ['a.x', 'a.y'], 'b': ['b']}
+    """
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

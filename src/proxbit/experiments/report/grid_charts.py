@@ -11,6 +11,7 @@ from proxbit.experiments.report.parts import Picture
 from proxbit.experiments.report.tables import FLOAT, paper_figure, rows_of
 from proxbit.experiments.reproduce.grids import ALL_BLOCKS
 from proxbit.experiments.reproduce.results import ResultLine
+from proxbit.util.text import grouped
 
 Points = tuple[tuple[float, float], ...]
 
@@ -25,7 +26,7 @@ def pictures_of(grid: str, found: Sequence[Outcome]) -> list[Picture]:
 
 def _curves(done: Sequence[Outcome]) -> Iterator[Picture]:
     """One chart per row: the curves of its methods, or of its protocols, or of its registers."""
-    for (place, here), cells in _grouped(done).items():
+    for (place, here), cells in grouped(done, _shared).items():
         curves = [_curve(cell) for cell in cells]
         known = [curve for curve in curves if curve.hard]
         if known:
@@ -33,13 +34,10 @@ def _curves(done: Sequence[Outcome]) -> Iterator[Picture]:
             yield Picture(caption, curves_chart(f"Accuracy over epochs: {caption}", known))
 
 
-def _grouped(done: Sequence[Outcome]) -> dict[tuple[Axes, str], list[Outcome]]:
-    groups: dict[tuple[Axes, str], list[Outcome]] = {}
-    for cell in done:
-        varied = next((axis for axis in ("protocols", "bits") if cell.at(axis)), "method")
-        shared = without(cell.axes, varied)
-        groups.setdefault((shared, cell.here), []).append(cell)
-    return groups
+def _shared(cell: Outcome) -> tuple[Axes, str]:
+    """Everything that the curves of a chart have in common."""
+    varied = next((axis for axis in ("protocols", "bits") if cell.at(axis)), "method")
+    return without(cell.axes, varied), cell.here
 
 
 def _curve(cell: Outcome) -> ChartCurve:

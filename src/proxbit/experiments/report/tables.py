@@ -12,7 +12,7 @@ from proxbit.experiments.report.statistics import LEVEL, compare
 from proxbit.experiments.reproduce.grids import GRIDS
 from proxbit.experiments.reproduce.paper import TABLES, Figure, figure_for, figures_of
 from proxbit.experiments.reproduce.presets import PRESETS
-from proxbit.util.text import last_part
+from proxbit.util.text import grouped, last_part
 
 LABELS = ("model", "dataset", "pipeline", "task", "block", "bits")
 SWITCHES = {
@@ -208,11 +208,9 @@ def _run_first(rows: Sequence[TableRow], axis: str) -> list[str]:
 
 def _broken(found: Sequence[Outcome]) -> list[str]:
     """One sentence for each broken cell, with all seeds that broke alike."""
-    seeds: dict[tuple[Axes, str], list[str]] = {}
-    for cell in found:
-        for line in cell.broken:
-            seeds.setdefault((cell.axes, line.error or ""), []).append(str(line.seed))
+    broken = [(cell.axes, line.error or "", line.seed) for cell in found for line in cell.broken]
     return [
-        f"Broken: {', '.join(value for _, value in axes)}, seed {', '.join(which)}: {error}"
-        for (axes, error), which in seeds.items()
+        f"Broken: {', '.join(value for _, value in axes)}, "
+        f"seed {', '.join(str(seed) for *_, seed in alike)}: {error}"
+        for (axes, error), alike in grouped(broken, lambda each: each[:2]).items()
     ]

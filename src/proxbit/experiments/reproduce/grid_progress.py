@@ -16,7 +16,7 @@ from proxbit.experiments.reproduce.configs import Options
 from proxbit.experiments.reproduce.grid_planning import duration, seconds_of
 from proxbit.experiments.reproduce.grids import Cell
 from proxbit.experiments.reproduce.running import Event
-from proxbit.util.text import visible
+from proxbit.util.text import grouped, visible
 
 MARKS = {"running": "...", "broken": "broken", "refused": "-"}
 HIDDEN = ("model", "dataset", "method")
@@ -78,14 +78,11 @@ class GridProgress:
     def table(self) -> Table:
         """Methods across, everything else down, hard accuracy in percent inside."""
         methods = list(dict.fromkeys(cell.axes["method"] for cell in self.cells))
-        places: dict[tuple[str, str], list[Event | None]] = {}
-        for cell in self.cells:
-            place = (label(cell), cell.axes["method"])
-            places.setdefault(place, []).append(self.events.get(cell))
         shown = Table("hard %", *methods, box=None, pad_edge=False)
-        for name in dict.fromkeys(name for name, _ in places):
-            cells = (inside(places.get((name, method), [])) for method in methods)
-            shown.add_row(Text(name), *(Text(each, justify="right") for each in cells))
+        for name, cells in grouped(self.cells, label).items():
+            row = grouped(cells, lambda cell: cell.axes["method"])
+            texts = [inside([self.events.get(c) for c in row.get(m, [])]) for m in methods]
+            shown.add_row(Text(name), *(Text(text, justify="right") for text in texts))
         return shown
 
     def footer(self) -> str:
