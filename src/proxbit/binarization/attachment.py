@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from proxbit.binarization import advice
-from proxbit.binarization.resuming import OptimizerMemory, bare, unwrapped
+from proxbit.binarization.resuming import OptimizerMemory, by_bare_name, unwrapped
 from proxbit.core.methods import Method
 from proxbit.nn import BinaryWeight, Quantizer, StepCounter, model_weights
 from proxbit.nn.model_weights import binary_weights, once, quantizers, require_binarized
@@ -144,11 +144,8 @@ class Attachment:
         ``AveragedModel`` takes them over itself, with the buffers. Averages of the state_dict alone
         (timm's ModelEma) do not: call this after each of their updates.
         """
-        mine = {bare(name): quantizer.saved() for name, quantizer in self.quantizers.items()}
-        theirs = {
-            bare(name): quantizer
-            for name, quantizer in model_weights.named_quantizers(copy).items()
-        }
+        mine = model_weights.saved_states(self._memory.quantizers)
+        theirs = by_bare_name(model_weights.named_quantizers(copy))
         odd = sorted(mine.keys() ^ theirs.keys())
         if odd:
             raise ValueError(f"this is not a copy of the model: {odd[0]!r} is in one of them only")

@@ -17,6 +17,7 @@ from torch import nn
 
 # Reading these of a weight is not reading the weight.
 _ABOUT = {"dtype", "device", "shape", "size", "dim", "ndim", "numel", "requires_grad", "is_cuda"}
+_ASKING = {"isinstance", "hasattr"}
 
 
 def read_directly(model: nn.Module) -> dict[str, str]:
@@ -70,12 +71,8 @@ def _tree(function: Callable[..., Any]) -> ast.AST:
 def _live(node: ast.AST, module: nn.Module, function: Any) -> Iterator[ast.AST]:
     """The nodes below that may run, without those that only ask about a tensor."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Attribute) and child.attr in _ABOUT:
-            continue
-        if isinstance(child, ast.Call) and getattr(child.func, "id", "") in (
-            "isinstance",
-            "hasattr",
-        ):
+        called = getattr(child.func, "id", "") if isinstance(child, ast.Call) else ""
+        if called in _ASKING or (isinstance(child, ast.Attribute) and child.attr in _ABOUT):
             continue
         if isinstance(child, ast.If | ast.IfExp):
             truth = _truth(child.test, module, function)

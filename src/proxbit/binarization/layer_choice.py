@@ -166,11 +166,10 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
         return Choice(name, module, why=_no_form(module, weights))
     if "weight" not in weights and not isinstance(module, nn.MultiheadAttention):
         return Choice(name, module, why=f"its weight is computed from {', '.join(weights)}")
-    if type(module).forward is not bases[0].forward:
-        why = f"{kind} has a forward of its own: pass swaps= with a binary {kind}, or parametrize="
-        return Choice(name, module, why=why)
-    if _adds_methods(type(module), bases[0]):
-        why = f"{kind} has methods of its own: pass swaps= with a binary {kind}, or parametrize="
+    other = type(module).forward is not bases[0].forward
+    if other or _adds_methods(type(module), bases[0]):
+        own = f"{kind} has {'a forward' if other else 'methods'} of its own"
+        why = f"{own}: pass swaps= with a binary {kind}, or parametrize="
         return Choice(name, module, why=why)
     return Choice(name, module, swap=swaps[bases[0]])
 

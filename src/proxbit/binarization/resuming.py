@@ -40,7 +40,7 @@ class OptimizerMemory:
         counter: StepCounter,
     ) -> None:
         """Serve the given quantizers; :meth:`register` puts the hooks on an optimizer."""
-        self.quantizers = {bare(name): quantizer for name, quantizer in quantizers.items()}
+        self.quantizers = by_bare_name(quantizers)
         self.counter = counter
         self.weights = weights
         self._found: States | None = None
@@ -115,8 +115,13 @@ class OptimizerMemory:
         restore_states(self.quantizers, self.weights, found)
 
 
+def by_bare_name(quantizers: dict[str, Quantizer]) -> dict[str, Quantizer]:
+    """The quantizers by names without what wrappers add: the same in every process and launch."""
+    return {bare(name): quantizer for name, quantizer in quantizers.items()}
+
+
 def bare(name: str) -> str:
-    """The name of a module without what wrappers add: the same in every process and launch."""
+    """The name of a module without what wrappers add."""
     parts = [part for part in name.split(".") if part not in _INSIDE]
     while len(parts) > 1 and parts[0] in _IN_FRONT:
         parts = parts[1:]

@@ -25,7 +25,7 @@ from proxbit.kernels import inference as kernels
 from proxbit.nn import BinaryWeight, parametrized
 from proxbit.nn.model_weights import binary_weights
 from proxbit.nn.probing import warn_of_unused
-from proxbit.util.text import few, unknown_name_message
+from proxbit.util.text import few, require_known
 
 _WORTH_CHECKING = 1e-3  # seconds of a forward: below, calls of Python decide
 _NOISE = 1.1  # by how much two timings of the same can differ
@@ -61,8 +61,7 @@ def pack(model: nn.Module, example: Any = None, *, precision: str = "exact") -> 
 
 def find_precision(name: str) -> int:
     """The number behind a precision's name."""
-    if name not in PRECISIONS:
-        raise ValueError(unknown_name_message("precision", name, PRECISIONS))
+    require_known("precision", name, PRECISIONS)
     return PRECISIONS[name]
 
 

@@ -72,11 +72,7 @@ class Summary:
 
     def __str__(self) -> str:
         """The parts, alike ones together, and the sums."""
-        rows = [
-            (name, kind, f"{count}x" if count > 1 else "", f"{values:,}", f"{bits:g}", size(held),
-             f"{held / max(1, self.bytes_packed):.1%}", route)
-            for (name, kind, bits, route), (count, values, held) in _grouped(self.parts).items()
-        ]  # fmt: skip
+        rows = [self._row(group) for group in grouped(self.parts, _likeness).values()]
         heads = ("layer", "kind", "", "values", "bits", "bytes", "share", "computes on")
         text = table(heads, rows)
         text += (
@@ -92,6 +88,18 @@ class Summary:
                 "or no kernel fits; the file still holds one bit per weight"
             )
         return text
+
+    def _row(self, group: list[Part]) -> tuple[str, ...]:
+        """One row of parts that are alike."""
+        name, kind, bits, route = _likeness(group[0])
+        count = f"{len(group)}x" if len(group) > 1 else ""
+        values, held = sum(part.values for part in group), sum(part.bytes for part in group)
+        share = f"{held / max(1, self.bytes_packed):.1%}"
+        return name, kind, count, f"{values:,}", f"{bits:g}", size(held), share, route
+
+
+def _likeness(part: Part) -> tuple[str, str, float, str]:
+    return pattern(part.name) or "(the model)", part.kind, round(part.bits, 1), part.route
 
 
 def summary(
@@ -144,17 +152,6 @@ def float_parts(held: Contents, sizes: Mapping[str, int]) -> list[Part]:
         stored = sum(sizes[name] for name in names)
         parts.append(Part(owner, "float", values, 8 * stored / max(1, values), stored))
     return parts
-
-
-def _grouped(
-    parts: tuple[Part, ...],
-) -> dict[tuple[str, str, float, str], tuple[int, int, int]]:
-    groups: dict[tuple[str, str, float, str], tuple[int, int, int]] = {}
-    for part in parts:
-        key = (pattern(part.name) or "(the model)", part.kind, round(part.bits, 1), part.route)
-        count, values, held = groups.get(key, (0, 0, 0))
-        groups[key] = (count + 1, values + part.values, held + part.bytes)
-    return groups
 
 
 def _operations(net: nn.Module, example: Any) -> dict[str, int]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
 from types import ModuleType
 
 from torch import Tensor, nn
 
+from proxbit.models.weight_files import Tensors
 from proxbit.models.weight_fitting import misfit
 
 
-def resampled(
-    model: nn.Module, own: Mapping[str, Tensor], given: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def resampled(model: nn.Module, own: Tensors, given: Tensors) -> dict[str, Tensor]:
     """The given weights with position and patch embeddings at the model's sizes.
 
     Tensors that timm cannot fit come back as they are: the misfit will tell.
@@ -34,9 +32,7 @@ def resampled(
         }
 
 
-def _filtered(
-    module: ModuleType, model: nn.Module, given: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def _filtered(module: ModuleType, model: nn.Module, given: Tensors) -> dict[str, Tensor]:
     """Convert the weights with the function that timm has for files of this family."""
     adapt = getattr(module, "checkpoint_filter_fn", None)
     if adapt is None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from proxbit.util.text import few, first_line
+
+Tensors: TypeAlias = Mapping[str, Tensor]
 
 FOLDER_FILE = "model.safetensors"
 _WRAPPINGS = ("model", "state_dict")

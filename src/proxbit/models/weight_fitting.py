@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from proxbit.models.structure import layers, stated_classifiers
-from proxbit.models.weight_files import plain
+from proxbit.models.weight_files import Tensors, plain
 from proxbit.util.text import few
 
 # BatchNorm counts its batches; weights older than the counter do without, and lose nothing.
@@ -41,7 +40,7 @@ class Misfit:
         return ", ".join(parts)
 
 
-def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
+def misfit(own: Tensors, given: Tensors) -> Misfit:
     """Compare the tensors of a model with those of a file, by name and shape."""
     missing = (n for n in own if n not in given and n.rpartition(".")[2] != COUNTER)
     both = [n for n in own if n in given]
@@ -56,9 +55,7 @@ def misfit(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Misfit:
     )
 
 
-def heads(
-    model: nn.Module, own: Mapping[str, Tensor], given: Mapping[str, Tensor]
-) -> tuple[str, ...]:
+def heads(model: nn.Module, own: Tensors, given: Tensors) -> tuple[str, ...]:
     """Names of the classifier's tensors.
 
     timm's models say which layer it is. In others it is the one that differs from the weights in
@@ -70,7 +67,7 @@ def heads(
     return tuple(n for n in own if n.rpartition(".")[0] in chosen)
 
 
-def _other_outputs(name: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
+def _other_outputs(name: str, own: Tensors, given: Tensors) -> bool:
     if name not in own or name not in given:
         return False
     there, here = given[name].shape, own[name].shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxbit.models.resampling import resampled
-from proxbit.models.weight_files import plain, read_weights
+from proxbit.models.weight_files import Tensors, plain, read_weights
 from proxbit.models.weight_fitting import Misfit, heads, misfit
 from proxbit.util.text import few, first_line
 
@@ -75,7 +74,7 @@ def load_weights(model: nn.Module, path: str | Path, *, new_head: bool | None = 
     return Loaded(str(path), tuple(_without(fitted, fresh)), tuple(resized), fresh)
 
 
-def _without(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
+def _without(tensors: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name not in names}
 
 
@@ -104,11 +103,7 @@ def _other_classes(given: tuple[int, ...], own: tuple[int, ...]) -> bool:
 
 
 def _put(
-    model: nn.Module,
-    names: Mapping[str, str],
-    own: Mapping[str, Tensor],
-    given: Mapping[str, Tensor],
-    path: str | Path,
+    model: nn.Module, names: dict[str, str], own: Tensors, given: Tensors, path: str | Path
 ) -> None:
     """Convert every tensor before the first is put into the model: a failure changes nothing."""
     state = model.state_dict()

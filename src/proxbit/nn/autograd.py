@@ -35,7 +35,16 @@ class SurrogateGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """B times g."""
-        return _gradients(ctx, *grads)
+        w, strength, unit, factor, shift = ctx.saved_tensors
+        (g,) = grads
+        if w is not None:
+            g = _through(ctx.pair, w, g, strength, unit, factor, shift)
+        elif factor is not None:
+            g = g * factor
+        opposite = None
+        if shift is not None and ctx.needs_input_grad[5]:
+            opposite = -g.sum_to_size(shift.shape)
+        return g, None, None, None, None, opposite, None
 
 
 class TransformedSurrogateGradient(torch.autograd.Function):
@@ -60,10 +69,7 @@ class TransformedSurrogateGradient(torch.autograd.Function):
         w, _, *others = inputs
         _keep(ctx, w, *others)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """B times g."""
-        return _gradients(ctx, *grads)
+    backward = staticmethod(SurrogateGradient.backward)
 
 
 def _keep(
@@ -75,18 +81,6 @@ def _keep(
     if pair.backward is maps.one:
         w = strength = unit = None  # nothing of them is needed
     ctx.save_for_backward(w, strength, unit, factor, shift)
-
-
-def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    w, strength, unit, factor, shift = ctx.saved_tensors
-    if w is not None:
-        g = _through(ctx.pair, w, g, strength, unit, factor, shift)
-    elif factor is not None:
-        g = g * factor
-    opposite = None
-    if shift is not None and ctx.needs_input_grad[5]:
-        opposite = -g.sum_to_size(shift.shape)
-    return g, None, None, None, None, opposite, None
 
 
 def _through(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from proxbit.nn.model_weights import require_binarized
 from proxbit.util.modes import eval_mode, hooked
 from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import alike, few
+
+Traces: TypeAlias = list[tuple[nn.Module, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def probe(model: nn.Module, example: Any) -> Probe:
     holders, inputs = _holders(model), _inputs(model)
     called: set[nn.Module] = set()
     varied: set[nn.Module] = set()
-    traces: list[tuple[nn.Module, Tensor]] = []
+    traces: Traces = []
     looks = dict.fromkeys(holders, partial(_note_call, called))
     looks |= dict.fromkeys(inputs, partial(_note_variation, varied))
     with _hooked(looks), torch.no_grad():
@@ -173,18 +175,14 @@ def _note_variation(varied: set[nn.Module], module: nn.Module, _: Any, output: T
         varied.add(module)
 
 
-def _add_zero(
-    traces: list[tuple[nn.Module, Tensor]], module: nn.Module, _: Any, output: Tensor
-) -> Tensor:
+def _add_zero(traces: Traces, module: nn.Module, _: Any, output: Tensor) -> Tensor:
     """A zero that needs a gradient shows afterwards whether the output depends on this product."""
     zero = torch.zeros_like(output, requires_grad=True)
     traces.append((module, zero))
     return output + zero
 
 
-def _reaching(
-    outputs: list[Tensor], traces: list[tuple[nn.Module, Tensor]], called: set[nn.Module]
-) -> set[nn.Module]:
+def _reaching(outputs: list[Tensor], traces: Traces, called: set[nn.Module]) -> set[nn.Module]:
     live = [output.float().sum() for output in outputs if output.requires_grad]
     if not live or not traces:
         return set()

@@ -161,12 +161,8 @@ def changes(listen: Listen, grid: Array, bits: float = 46) -> Array:
         bits -= np.log2(len(cut) - 1)
         if bits < 16:  # several operators tell of the same break: follow one
             once = np.unique(ends[0], return_index=True)[1]
-            ends, which, first, columns = (
-                ends[:, once],
-                which[once],
-                first[once],
-                columns[: len(once)],
-            )
+            ends, which, first = ends[:, once], which[once], first[once]
+            columns = columns[: len(once)]
     return ends.mean(0)
 
 

@@ -145,13 +145,12 @@ PLACES = ("data", "pretrain_data", "weights", "teacher")  # folders may move; a 
 ON_PURPOSE = "--accept-changes"
 
 
-def save_nothing_yet(path: Path, config: Config, **more: Any) -> None:
-    """Write the checkpoint of a run that has none yet, when its folder is made.
+def nothing_yet(config: Config, **more: Any) -> dict[str, Any]:
+    """The state of a run that has no checkpoint yet: it is written when the folder is made.
 
     So a checkpoint that is missing later was there, and a configuration is bound from the start.
     """
-    state = bound(config) | {"begun": False, "progress": asdict(Progress())} | more
-    save_checkpoint(path, {}, state)
+    return bound(config) | {"begun": False, "progress": asdict(Progress())} | more
 
 
 def bound(config: Config) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def open_run(config: Config, out: str | Path | None = None, command: Sequence[st
         dist.on_main(folder.refuse_used)  # before the images are opened
     trainer = _built(_prepare_together(config, dist), dist, folder)
     if folder is not None:  # last, so that a mistake leaves no folder
-        with _closing_if_refused(folder):
+        with folder.closed_if_refused():
             dist.on_main(lambda: _create(trainer, list(command)))
     return trainer
 
@@ -96,7 +95,8 @@ def _create(trainer: Trainer, command: list[str]) -> None:
             each.folder.require_space(2 * _last_bytes(each, best) + best)  # an old one and a new
             each.folder.create(each.config, command)
     if trainer.stages:  # from now on a missing stage is one that was lost
-        checkpoint.save_nothing_yet(trainer.folder.last, trainer.config, staged=True)
+        empty = checkpoint.nothing_yet(trainer.config, staged=True)
+        checkpoint.save_checkpoint(trainer.folder.last, {}, empty)
 
 
 def _network_bytes(trainer: Trainer) -> int:
@@ -147,7 +147,7 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
     config = folder.options() if folder.config.is_file() else Config()
     config, dist = _join(config)
     dist.on_main(folder.open)
-    with _closing_if_refused(folder):
+    with folder.closed_if_refused():
         if not folder.config.is_file():
             raise ValueError(f"{str(out)!r} is not on every machine: put it where all see it")
         saved = folder.checkpoint()
@@ -163,16 +163,6 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
         trainer = (Trainer if checkpoint.begun(saved[1]) else _built)(prepared, dist, folder)
         _take_up(trainer, folder, saved, accept_changes)
     return trainer
-
-
-@contextmanager
-def _closing_if_refused(folder: RunFolder) -> Iterator[None]:
-    """Unlock the folder of a run that cannot begin."""
-    try:
-        yield
-    except BaseException:
-        folder.close()
-        raise
 
 
 def _take_up(trainer: Trainer, folder: RunFolder, saved: Saved, accept: bool) -> None:
@@ -213,12 +203,11 @@ def _resume_records(trainer: Trainer, folder: RunFolder, accept: bool) -> None:
 def _rebind(trainer: Trainer, folder: RunFolder) -> None:
     """Let the checkpoints belong to the configuration that was accepted."""
     if not trainer.begun:
-        known = {"staged": bool(trainer.stages)}
-        write = partial(checkpoint.save_nothing_yet, folder.last, trainer.config, **known)
-    else:
-        trainer.save()
-        write = partial(checkpoint.rebind, folder.model, trainer.config)
-    trainer.dist.on_main(write)
+        state = checkpoint.nothing_yet(trainer.config, staged=bool(trainer.stages))
+        trainer.dist.on_main(lambda: checkpoint.save_checkpoint(folder.last, {}, state))
+        return
+    trainer.save()
+    trainer.dist.on_main(lambda: checkpoint.rebind(folder.model, trainer.config))
 
 
 def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -> None:
@@ -226,7 +215,7 @@ def _take_up_stage(stage: Trainer, inner: RunFolder, made: bool, accept: bool) -
         stage.dist.on_main(lambda: inner.require(inner.config, "the stage before"))
     if stage.dist.broadcast(inner.config.is_file()):
         stage.dist.on_main(inner.open)
-        with _closing_if_refused(inner):
+        with inner.closed_if_refused():
             saved = inner.checkpoint()
             if not accept:
                 checkpoint.require_same(stage.config, saved[1].get("config"), inner.path, _CURE)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from proxbit._version import __version__
-from proxbit.train.checkpoint import begun, load_checkpoint, save_nothing_yet
+from proxbit.train.checkpoint import begun, load_checkpoint, nothing_yet, save_checkpoint
 from proxbit.train.config import Config, read_config
 from proxbit.util.files import SoleFolder, remove_leftovers, write_atomically
 from proxbit.util.text import size
@@ -66,7 +66,7 @@ class RunFolder(SoleFolder):
         circumstances = about(command)
         with self.making():
             self.write("about.json", circumstances)
-            save_nothing_yet(self.last, config)
+            save_checkpoint(self.last, {}, nothing_yet(config))
             self.write("config.json", asdict(config))
 
     def open(self) -> None:

@@ -165,14 +165,21 @@ class SoleFolder:
     def making(self) -> Iterator[None]:
         """Make the folder and lock it; if it cannot be filled, say why and let others in."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.lock()
-            yield
-        except BaseException as error:
-            self.close()
-            if not isinstance(error, OSError):
-                raise
+            with self.closed_if_refused():
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.lock()
+                yield
+        except OSError as error:
             raise ValueError(f"cannot write into {str(self.path)!r}: {error.strerror}") from error
+
+    @contextmanager
+    def closed_if_refused(self) -> Iterator[None]:
+        """Let others in again if what begins here cannot."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def lock(self) -> None:
         """Keep other processes out until this one ends or closes the folder."""

@@ -119,15 +119,12 @@ def _common(cell: Cell, options: Options) -> dict[str, Any]:
         )
     values |= {"data": data, "data_root": options.data_root, "cpu": options.cpu}
     values |= {"model": options.model or preset.model(axes["model"], axes["dataset"])}
-    values["normalize"] = "data" if data.startswith("fashion") else _expected(values["model"])
+    # As the weights expect their images: Google's transformers unlike all others.
+    others = "half" if values["model"].startswith("timm/vit_") else "imagenet"
+    values["normalize"] = "data" if data.startswith("fashion") else others
     names = ("max_steps_per_epoch", "image_size", "settings")
     asked = {name: getattr(options, name) for name in names}
     return values | {name: value for name, value in asked.items() if value is not None}
-
-
-def _expected(model: str) -> str:
-    """How a model's weights expect their images: Google's transformers unlike all others."""
-    return "half" if model.startswith("timm/vit_") else "imagenet"
 
 
 def is_imagenet(cell: Cell) -> bool:

@@ -141,7 +141,9 @@ def to_do(
     for cell in cells:
         line = done.get(cell)
         if line is not None:
-            _check_same(cell, options, folder, line)
+            if (wanted := _wanted(cell, options, folder)) is not None:
+                where = f"{cell.name} in {str(folder)!r}"
+                configs.check_alike(wanted, line.config, where, line=True)
         elif (line := _run_elsewhere(cell, options, folder, done.values())) is not None:
             results.append_result(folder, line)
         else:
@@ -151,21 +153,24 @@ def to_do(
     return left
 
 
+def _wanted(cell: Cell, options: Options, folder: str | Path) -> Config | None:
+    """The options of a cell; None where nothing was given for it, so that nothing contradicts."""
+    try:
+        return configs.config_of(cell, options, folder)
+    except ValueError:
+        return None
+
+
 def _run_elsewhere(
     cell: Cell, options: Options, folder: str | Path, done: Iterable[ResultLine]
 ) -> ResultLine | None:
     """The line of a cell that was run elsewhere: the same place, seed, preset and options."""
     twins = [line for line in done if _place(line.cell) == _place(cell)]
-    if not twins:
-        return None
-    try:
-        wanted = configs.config_of(cell, options, folder)
-    except ValueError:
-        return None
-    line = next(
-        (line for line in twins if not configs.differences(wanted, line.config, line=True)), None
-    )
-    return None if line is None else replace(line, grid=cell.grid, row=cell.row, key=cell.axes)
+    wanted = _wanted(cell, options, folder) if twins else None
+    for line in twins:
+        if wanted is not None and not configs.differences(wanted, line.config, line=True):
+            return replace(line, grid=cell.grid, row=cell.row, key=cell.axes)
+    return None
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
@@ -175,14 +180,6 @@ def _place(cell: Cell) -> tuple[Any, ...]:
     """
     axes = {"bits": STATED} | cell.axes | ({"task": "any"} if cell.is_float else {})
     return axes, cell.seed, cell.preset
-
-
-def _check_same(cell: Cell, options: Options, folder: str | Path, line: ResultLine) -> None:
-    try:
-        wanted = configs.config_of(cell, options, folder)
-    except ValueError:
-        return  # nothing was given for a cell that is done: nothing contradicts it
-    configs.check_alike(wanted, line.config, f"{cell.name} in {str(folder)!r}", line=True)
 
 
 def run_grid(

@@ -66,11 +66,8 @@ def resume_select(
     """Continue an interrupted selection; yields its earlier trials again."""
     log, began = SelectionLog(out), time.monotonic()
     request, records = log.open()
-    try:
+    with log.closed_if_refused():  # by a pair of the user's own that is gone
         candidates = find_candidates(request.config.settings, request.methods)
-    except BaseException:  # a pair of the user's own that is gone
-        log.close()
-        raise
     search = Search(request, candidates, log, began)
     search.take_up(records)
     search.pause()

@@ -32,10 +32,6 @@ class Request:
     minutes: float
     methods: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"version": VERSION, **asdict(self)}
-
 
 class SelectionLog(SoleFolder):
     """The folder, open to this process alone."""
@@ -49,8 +45,8 @@ class SelectionLog(SoleFolder):
         """Begin, or say why nothing can be written."""
         self.refuse_used()
         with self.making():
-            text = json.dumps(request.to_dict(), indent=1) + "\n"
-            write_atomically(self.request, text.encode())
+            values = {"version": VERSION, **asdict(request)}
+            write_atomically(self.request, (json.dumps(values, indent=1) + "\n").encode())
 
     def open(self) -> tuple[Request, list[Any]]:
         """Continue: what was asked, and the records so far."""
@@ -59,11 +55,8 @@ class SelectionLog(SoleFolder):
                 f"{str(self.path)!r} is not the folder of a selection: no select.json in it"
             )
         self.lock()
-        try:
+        with self.closed_if_refused():
             return _read_request(self.request), [_record(*line) for line in read_lines(self.lines)]
-        except BaseException:
-            self.close()
-            raise
 
     def append(self, kind: str, value: Any) -> None:
         """One more line, on the disk before this returns."""
