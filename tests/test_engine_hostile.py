@@ -295,10 +295,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "rows below 0": (_weight(1, "rows", [-1, 1]), "impossible shape or rows"),
     "a name that is a number": (_weight(0, "name", 3), "for name, not text"),
     "about as text": (_header("about", "x"), "for about, not an object"),
-    "about something else": (_header("about", {"exec": "rm"}), "the about of its header has"),
-    "labels of numbers": (_header("about", {"labels": [1]}), "labels .* are not all texts"),
-    "modules of numbers": (_header("about", {"replaced": {"a": 1}}), "are not all texts"),
-    "a method that is null": (_header("about", {"method": None}), "for method, not text"),
+    "about something else": (_header("about", {"exec": "rm"}), "header: unknown option 'exec'"),
+    "labels of numbers": (_header("about", {"labels": [1]}), "labels must be a list of text each"),
+    "modules of numbers": (_header("about", {"replaced": {"a": 1}}), "must be an object of text each"),
+    "a method that is null": (_header("about", {"method": None}), "method must be text"),
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def binarize(
     _require_some(choices)
     names = [c.name for c in choices if c.swap and c.binary and form.task.name != "BW"]
     constant = never_negative(model, names, graph) if names else []
-    lines, bytes_float = _lines(choices), held_bytes(model)
+    lines, bytes_float = [_line(choice) for choice in choices], held_bytes(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
     notes = _replace_relus(model, constant, new)
@@ -205,18 +205,11 @@ def _replace_everywhere(model: nn.Module, source: str, new: nn.Module) -> None:
                 _set(module, name, new)
 
 
-def _lines(choices: list[Choice]) -> list[LayerLine]:
-    """The report's line about each module, made before anything is changed."""
-    return [
-        LayerLine(
-            choice.name,
-            type(choice.module).__name__,
-            sum(p.numel() for p in layer_choice.own_weights(choice.module).values()),
-            choice.binary,
-            choice.why,
-        )
-        for choice in choices
-    ]
+def _line(choice: Choice) -> LayerLine:
+    """The report's line about a module, made before anything is changed."""
+    kind, own = type(choice.module).__name__, layer_choice.own_weights(choice.module)
+    weights = sum(p.numel() for p in own.values())
+    return LayerLine(choice.name, kind, weights, choice.binary, choice.why)
 
 
 def _finished(line: LayerLine, choice: Choice, form: Form) -> LayerLine:

@@ -103,16 +103,13 @@ def _html_row(tag: str, texts: Sequence[str]) -> str:
 def _rows(lines: tuple[LayerLine, ...]) -> list[tuple[str, ...]]:
     """Lines that differ only by the numbers in their names, counted and summed."""
     groups = grouped(lines, lambda line: (pattern(line.name), line.kind, line.state))
-    return [
-        (
-            alike(line.name for line in group)[0] or "(the model)",
-            kind,
-            f"{len(group)}x" if len(group) > 1 else "",
-            f"{sum(line.weights for line in group):,}",
-            state,
-        )
-        for (_, kind, state), group in groups.items()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for (_, kind, state), group in groups.items():
+        name = alike(line.name for line in group)[0] or "(the model)"
+        weights = sum(line.weights for line in group)
+        count = f"{len(group)}x" if len(group) > 1 else ""
+        rows.append((name, kind, count, f"{weights:,}", state))
+    return rows
 
 
 _WORTH = 0.8  # of the packed size: what a hint must save

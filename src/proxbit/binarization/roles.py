@@ -70,12 +70,8 @@ def _named_by_model(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[s
     if not callable(getter):
         return []
     found = getter()
-    heads = {
-        id(part)
-        for head in (found if isinstance(found, tuple) else (found,))
-        if isinstance(head, nn.Module)
-        for part in head.modules()
-    }
+    given = found if isinstance(found, tuple) else (found,)
+    heads = {id(part) for m in given if isinstance(m, nn.Module) for part in m.modules()}
     return [name for name, module in layers.items() if id(module) in heads]
 
 

@@ -44,12 +44,10 @@ def demo(console: Console, quick: bool = False) -> None:
             console.print("A float ResNet-8 on 8,000 images of clothes, then one bit per weight.")
             base = _train(replace(FLOAT, **changes), folder / "float", display)
             given = replace(BINARY, weights=str(folder / "float"), **changes)
-            results = [
-                _train(
-                    replace(given, method=method, task=task), folder / f"{method} {task}", display
-                )
-                for method, task in METHODS
-            ]
+            results = []
+            for method, task in METHODS:
+                config = replace(given, method=method, task=task)
+                results.append(_train(config, folder / f"{method} {task}", display))
         console.print(_table(results, base))
         console.print("Now one bit per weight in a file too, which is read again and compared.")
         ends = [_pack(folder, *each, seconds=0.2 if quick else 2.0) for each in PACKED]

@@ -30,11 +30,8 @@ def with_options(
     ``only`` names the fields, if not all are wanted, each with what its help says otherwise.
     """
     chosen = {each.name: {} for each in fields(Config)} if only is None else only
-    own = [
-        p
-        for p in inspect.signature(command, eval_str=True).parameters.values()
-        if p.name != "given"
-    ]
+    parameters = inspect.signature(command, eval_str=True).parameters
+    own = [p for name, p in parameters.items() if name != "given"]
 
     def run(**values: Any) -> None:
         mine = {p.name: values.pop(p.name) for p in own}

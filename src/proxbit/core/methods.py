@@ -158,18 +158,15 @@ _STATED: dict[str, dict[str, object]] = {
     },
     "ede+": {"schedule": Logarithmic(1e-1, 1e1), "unit": "one", "input_schedule": None},
 }  # fmt: skip
-PAPER: dict[str, Method] = {
-    name: _consistent(
-        replace(
-            method,
-            scale=method.scale if name == "fp" else SCALES["layer"],
-            sharp=0.0,
-            relu=_PAPER_RELU,
-            **_STATED.get(name, {}),  # type: ignore[arg-type]
-        )
-    )
-    for name, method in METHODS.items()
-}
+
+
+def _as_stated(name: str, method: Method) -> Method:
+    scale = method.scale if name == "fp" else SCALES["layer"]
+    alike = replace(method, scale=scale, sharp=0.0, relu=_PAPER_RELU)
+    return _consistent(replace(alike, **_STATED.get(name, {})))  # type: ignore[arg-type]
+
+
+PAPER: dict[str, Method] = {name: _as_stated(name, method) for name, method in METHODS.items()}
 
 # Without the signs at the end, which make (sign, B) of (F, B); the strength rises further instead.
 _TO_THE_END: dict[str, Schedule] = {

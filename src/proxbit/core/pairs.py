@@ -86,13 +86,8 @@ def prox_connect(varrho: float | None = 0.0) -> Pair:
 
     The gradient of L is never taken: B is 1 even where L is flat.
     """
-    return Pair(
-        partial(prox.linear_quantizer, varrho=varrho),
-        maps.one,
-        "PC",
-        knots=_knots_of_prox_connect,
-        limit=maps.sign,
-    )
+    forward = partial(prox.linear_quantizer, varrho=varrho)
+    return Pair(forward, maps.one, "PC", knots=_knots_of_prox_connect, limit=maps.sign)
 
 
 def _knots_of_prox_connect(strength: float) -> tuple[float, ...]:

@@ -151,12 +151,8 @@ def open_folder(root: Path) -> FolderSet:
         )
     if not seen:
         raise ValueError(f"{tests[0]} has no class folders: put images into {tests[0] / 'CLASS'}")
-    return FolderSet(
-        root.resolve().name,
-        classes,
-        _files(train, classes, classes),
-        _files(tests[0], seen, classes),
-    )
+    files = _files(train, classes, classes), _files(tests[0], seen, classes)
+    return FolderSet(root.resolve().name, classes, *files)
 
 
 def _folders(root: Path) -> tuple[str, ...]:

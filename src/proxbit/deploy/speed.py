@@ -130,9 +130,7 @@ def measure(
         for kind, net in (("packed", packed), ("float32", plain))
         for layout, net, x in _layouts(net, example)
     }
-    calls: dict[Any, Callable[[], object]] = {
-        key: partial(net, x) for key, (net, x) in contenders.items()
-    }
+    calls: dict[Any, Any] = {key: partial(net, x) for key, (net, x) in contenders.items()}
     kernels = isa()  # speaks up where PROXBIT_KERNELS is wrong
     with refusing_shape(example.shape), torch.inference_mode():
         for (kind, _), (net, x) in contenders.items():
@@ -158,9 +156,6 @@ def _layouts(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
 
 
 def _quickest(kind: str, times: dict[Any, list[float]]) -> Timing:
-    timings = [
-        Timing(layout, 1e3 * statistics.median(values), 1e3 * min(values))
-        for (one, layout), values in times.items()
-        if one == kind
-    ]
-    return min(timings, key=lambda timing: timing.median)
+    mine = {layout: values for (one, layout), values in times.items() if one == kind}
+    layout, values = min(mine.items(), key=lambda each: statistics.median(each[1]))
+    return Timing(layout, 1e3 * statistics.median(values), 1e3 * min(values))

@@ -86,18 +86,13 @@ def _fits(x: Tensor) -> bool:
 def _find_way(forms: tuple[Form, Form, Form], threads: int, isa: str) -> Way | None:
     with torch.inference_mode():
         q, k, v = (_random(*form, seed) for seed, form in enumerate(forms))
-        wanted = functional.scaled_dot_product_attention(q, k, v)
+        by_torch = partial(functional.scaled_dot_product_attention, q, k, v)
+        wanted = by_torch()
         ways = (Way(heads, forms) for heads in _orders(forms))
         way = next((way for way in ways if torch.equal(attend(way, q, k, v), wanted)), None)
         if way is None:
             return None
-        times = race(
-            {
-                "torch": partial(functional.scaled_dot_product_attention, q, k, v),
-                "kernel": partial(attend, way, q, k, v),
-            },
-            _SECONDS,
-        )
+        times = race({"torch": by_torch, "kernel": partial(attend, way, q, k, v)}, _SECONDS)
     return way if min(times["kernel"]) < min(times["torch"]) else None
 
 

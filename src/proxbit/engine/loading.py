@@ -248,12 +248,8 @@ def _fitting(model: nn.Module, weight: PackedWeight) -> PackedWeight:
     if not isinstance(there, Tensor):
         raise ValueError(f"it has a weight {weight.name!r}, and the skeleton has none")
     shape, wanted = tuple(there.shape), weight.tensor_shape
-    rows = weight.rows or (0, wanted[0])
-    if (
-        shape[1:] != wanted[1:]
-        or (weight.rows is None and shape[0] != wanted[0])
-        or (shape[0] < rows[1])
-    ):
+    enough = shape[0] == wanted[0] if weight.rows is None else shape[0] >= weight.rows[1]
+    if shape[1:] != wanted[1:] or not enough:
         raise ValueError(
             f"its weight {weight.label!r} has the shape {wanted}, and that of the skeleton {shape}"
         )

@@ -166,11 +166,8 @@ def _fold_activation(graph: Graph, node: Any, behind: Any) -> bool:
     if behind.op_type == "Clip":
         ends = [graph.array(name) for name in behind.input[1:3]]
         kind = "hardtanh" if [None if e is None else float(e) for e in ends] == [-1, 1] else None
-    if (
-        kind is None
-        or "activation" in attributes(node)
-        or found.get("approximate", b"none") != b"none"
-    ):
+    exact = found.get("approximate", b"none") == b"none"
+    if kind is None or not exact or "activation" in attributes(node):
         return False
     node.attribute.append(helper.make_attribute("activation", kind))
     return True

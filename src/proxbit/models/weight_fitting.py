@@ -42,17 +42,10 @@ class Misfit:
 
 def misfit(own: Tensors, given: Tensors) -> Misfit:
     """Compare the tensors of a model with those of a file, by name and shape."""
-    missing = (n for n in own if n not in given and n.rpartition(".")[2] != COUNTER)
-    both = [n for n in own if n in given]
-    return Misfit(
-        tuple(missing),
-        tuple(n for n in given if n not in own),
-        tuple(
-            (n, tuple(given[n].shape), tuple(own[n].shape))
-            for n in both
-            if given[n].shape != own[n].shape
-        ),
-    )
+    missing = tuple(n for n in own if n not in given and n.rpartition(".")[2] != COUNTER)
+    extra = tuple(n for n in given if n not in own)
+    both = ((n, tuple(given[n].shape), tuple(own[n].shape)) for n in own if n in given)
+    return Misfit(missing, extra, tuple(each for each in both if each[1] != each[2]))
 
 
 def heads(model: nn.Module, own: Tensors, given: Tensors) -> tuple[str, ...]:

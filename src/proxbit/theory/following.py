@@ -167,14 +167,12 @@ def _watch_binary(weights: list[BinaryWeight], names: dict[int, str]) -> list[Wa
             )
         uses.setdefault((id(weight.parameter), str(weight.rows)), []).append(weight)
     recovered = cache(recover)
-    return [
-        WatchedBinary(
-            names[id(group[0].parameter)],
-            group,
-            recovered(group[0].quantizer.pair, float(group[0].quantizer.strength)),
-        )
-        for group in uses.values()
-    ]
+    watched = list[Watched]()
+    for group in uses.values():
+        quantizer = group[0].quantizer
+        found = recovered(quantizer.pair, float(quantizer.strength))
+        watched.append(WatchedBinary(names[id(group[0].parameter)], group, found))
+    return watched
 
 
 def _plain(record: TrailPoint) -> dict[str, Any]:
@@ -187,14 +185,10 @@ def _in_columns(records: list[TrailPoint]) -> str:
     """The first step, the last, and steps at equal ratios between."""
     chosen = np.unique(np.geomspace(1, len(records), ROWS).round().astype(int)) - 1
     head = ("step", "eta", "gap", "left", "right", "mean gap", "bound", "equal")
-    rows = [
-        (
-            r.step,
-            *(f"{x:.4g}" for x in (r.eta, r.gap, r.left, r.right, r.mean_gap, r.bound)),
-            "yes" if r.holds else "NO",
-        )
-        for r in (records[i] for i in chosen)
-    ]
+    rows = []
+    for r in (records[i] for i in chosen):
+        numbers = (f"{x:.4g}" for x in (r.eta, r.gap, r.left, r.right, r.mean_gap, r.bound))
+        rows.append((r.step, *numbers, "yes" if r.holds else "NO"))
     return table(head, rows)
 
 

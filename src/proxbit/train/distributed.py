@@ -43,11 +43,8 @@ class Distributed:
         self.sharded = _sharded(fsdp) and self.world > 1
         self._wrapped: nn.Module | None = None
         if self.world > 1 and not distributed.is_initialized():
-            distributed.init_process_group(
-                distributed.get_default_backend_for_device(self.device),
-                rank=self.rank,
-                world_size=self.world,
-            )
+            backend = distributed.get_default_backend_for_device(self.device)
+            distributed.init_process_group(backend, rank=self.rank, world_size=self.world)
         # That of the main process: machines may differ.
         self.precision = self.broadcast(choose_precision(precision, cpu))
         fp16 = self.precision == "fp16"

@@ -55,7 +55,7 @@ def record_from(kind: type[T], values: Any, source: str) -> T:
     names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     for key in values:
         if key not in names:
-            raise ValueError(f"{source}: {unknown_name_message('option', key, names)}")
+            raise ValueError(f"{source}: {unknown_name_message('option', key[:80], names)}")
     for name in names:
         if name not in values:
             raise ValueError(f"{source} lacks {name}")
@@ -70,16 +70,21 @@ def _built(hint: Any, value: Any, source: str) -> Any:
     """Convert values that JSON has no type for: a record inside a record, and a tuple."""
     if is_dataclass(hint):
         return record_from(hint, value, source)  # type: ignore[arg-type]
-    return tuple(value) if get_origin(hint) is tuple and isinstance(value, list) else value
+    is_tuple = any(get_origin(kind) is tuple for kind in _kinds(hint))
+    return tuple(value) if is_tuple and isinstance(value, list) else value
 
 
 def check_types(kind: type, values: dict[str, Any]) -> None:
     """One sentence for a value that is not of its field's type."""
     for name, hint in _hints(kind).items():
-        wanted = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        if not any(_is(values[name], each) for each in wanted):
-            words = " or ".join(_word(each) for each in wanted if each is not type(None))
-            raise ValueError(f"{name} must be {words}, not {values[name]!r}")
+        if not any(_is(values[name], each) for each in _kinds(hint)):
+            words = " or ".join(_word(each) for each in _kinds(hint) if each is not type(None))
+            raise ValueError(f"{name} must be {words}, not {values[name]!r:.200}")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types of which a value may be any."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _word(hint: Any) -> str:

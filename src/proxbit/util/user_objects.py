@@ -69,15 +69,10 @@ def _neighbours(folder: Path) -> Iterator[None]:
 
 def _public(module: ModuleType, kinds: tuple[type, ...]) -> list[str]:
     """The objects that a file offers: no modules, and no functions or classes that it imported."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if isinstance(value, kinds)
-        and not name.startswith("_")
-        and not inspect.ismodule(value)
-        and not (_is_code(value) and value.__module__ != module.__name__)
-    ]
+    named = {n: v for n, v in vars(module).items() if isinstance(v, kinds) and n[0] != "_"}
+    return [name for name, value in named.items() if not _is_imported(value, module)]
 
 
-def _is_code(value: Any) -> bool:
-    return inspect.isclass(value) or inspect.isroutine(value)
+def _is_imported(value: Any, module: ModuleType) -> bool:
+    code = inspect.isclass(value) or inspect.isroutine(value)
+    return inspect.ismodule(value) or (code and value.__module__ != module.__name__)

@@ -148,10 +148,8 @@ def _axes(place: Place, heights: Sequence[float], last: float) -> list[str]:
     shapes = []
     for height in heights:
         (x, y), (end, _) = place(0, height), place(last, height)
-        shapes += [
-            stroke([(x, y), (end, y)], _GRID, 1),
-            words(x - 5, y + 4, f"{height:g}", "end"),
-        ]
+        shapes.append(stroke([(x, y), (end, y)], _GRID, 1))
+        shapes.append(words(x - 5, y + 4, f"{height:g}", "end"))
     epochs = [each for each in ticks(0, last) if each <= last and each == int(each)]
     for epoch in epochs:
         x, y = place(epoch, heights[0])

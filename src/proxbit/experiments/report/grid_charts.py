@@ -51,14 +51,10 @@ def _curve(cell: Outcome) -> ChartCurve:
 
 def _course(lines: Sequence[ResultLine], name: str) -> Points:
     """(epoch, %) for the epochs that every seed reached."""
-    courses = [
-        {
-            float(record["epoch"]): 100 * float(record[name])
-            for record in line.curve
-            if is_number(record.get("epoch")) and is_number(record.get(name))
-        }
-        for line in lines
-    ]
+    courses = []
+    for line in lines:
+        known = [r for r in line.curve if is_number(r.get("epoch")) and is_number(r.get(name))]
+        courses.append({float(r["epoch"]): 100 * float(r[name]) for r in known})
     shared = sorted(set.intersection(*(set(course) for course in courses)))
     return tuple((epoch, math.fsum(c[epoch] for c in courses) / len(courses)) for epoch in shared)
 

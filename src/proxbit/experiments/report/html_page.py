@@ -95,10 +95,8 @@ def _table(table: Table, name: str) -> Iterator[str]:
     )
     yield "</tr></thead><tbody>"
     for row in table.rows:
-        cells = (
-            _cell(entry, column in table.wide)
-            for entry, column in zip(row, table.head, strict=True)
-        )
+        columns = zip(row, table.head, strict=True)
+        cells = (_cell(entry, column in table.wide) for entry, column in columns)
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
     yield from (f'<p class="soft">{escape(note)}</p>' for note in table.notes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from proxbit.experiments.report.cells import Outcome, figures, how_trained, is_number
 from proxbit.experiments.report.claims import decision, difference
-from proxbit.experiments.report.parts import Claim, Entry, Table, chance, points, signed
+from proxbit.experiments.report.parts import Claim, Entry, Evidence, Table, chance, points, signed
 from proxbit.experiments.reproduce.results import ResultLine
 from proxbit.util.text import size
 
@@ -16,24 +16,17 @@ _AXES = ("model", "dataset", "pipeline", "task", "method")
 def evidence_table(claims: Sequence[Claim]) -> Table:
     """Every comparison behind the claims."""
     head = ("claim", "preset", "where", "first", "second", "difference", "p", "over", "says")
-    rows = tuple(
-        (
-            Entry(claim.text),
-            Entry(claim.preset),
-            Entry(each.where),
-            *(
-                Entry(f"{name} {points(mean)}", sort=100 * mean)
-                for name, mean in zip(each.names, each.means, strict=True)
-            ),
-            Entry(signed(100 * difference(each)), sort=100 * difference(each)),
-            Entry(chance(each.p), sort=each.p),
-            Entry(each.comparison.test),
-            Entry(decision(each)),
-        )
-        for claim in claims
-        for each in claim.evidence
-    )
+    rows = tuple(_compared(claim, each) for claim in claims for each in claim.evidence)
     return Table("The comparisons behind the claims", head, rows, wide=frozenset({"claim"}))
+
+
+def _compared(claim: Claim, each: Evidence) -> tuple[Entry, ...]:
+    sides = zip(each.names, each.means, strict=True)
+    means = [Entry(f"{name} {points(mean)}", sort=100 * mean) for name, mean in sides]
+    gap = Entry(signed(100 * difference(each)), sort=100 * difference(each))
+    said = map(Entry, (each.comparison.test, decision(each)))
+    where = map(Entry, (claim.text, claim.preset, each.where))
+    return *where, *means, gap, Entry(chance(each.p), sort=each.p), *said
 
 
 def packed_table(found: Sequence[Outcome]) -> Table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from proxbit.experiments.report.cells import Axes, Outcome, ordered, without
 from proxbit.experiments.report.parts import Entry, Table, points, signed
 from proxbit.experiments.report.statistics import LEVEL, compare
-from proxbit.experiments.reproduce.grids import GRIDS
+from proxbit.experiments.reproduce.grids import GRIDS, cells_of
 from proxbit.experiments.reproduce.paper import TABLES, Figure, figure_for, figures_of
 from proxbit.experiments.reproduce.presets import PRESETS
 from proxbit.util.text import grouped, last_part
@@ -110,13 +110,10 @@ def _planned(grid: str) -> list[Axes]:
     """The rows for which the paper prints a figure, in its order."""
     if grid not in GRIDS:
         return []
-    plan, places = GRIDS[grid], []
-    for method, protocols in [(m, p) for m in plan.methods for p in plan.protocols or ("",)]:
-        extra = {_DOWN: protocols} if protocols else {}
-        for row in plan.rows:
-            for pipeline, task in row.runs:
-                axes = {"model": row.model, "dataset": row.dataset, "pipeline": pipeline}
-                places.append(ordered(axes | extra | {"task": task, "method": method}))
+    plan = GRIDS[grid]
+    cells = [cell for row in plan.rows for cell in cells_of(plan, row, "paper", seeds=(0,))]
+    cells.sort(key=lambda cell: plan.methods.index(cell.axes["method"]))
+    places = [ordered(cell.axes) for cell in cells]
     printed = [axes for axes in places if paper_figure(grid, axes) is not None]
     return list(dict.fromkeys(_place(axes) for axes in printed))
 

@@ -77,9 +77,9 @@ def paper_figures() -> tuple[Figure, ...]:
 
 
 def _figure(row: dict[str, str]) -> Figure:
-    words = {name: row[name] for name in ("table", "model", "dataset", "pipeline", "task")}
+    words = {name: value for name, value in row.items() if name not in ("accuracy", "std")}
     std = float(row["std"]) if row["std"] else None
-    return Figure(**words, method=row["method"], accuracy=float(row["accuracy"]), std=std)
+    return Figure(**words, accuracy=float(row["accuracy"]), std=std)
 
 
 def figures_of(grid: str) -> tuple[Figure, ...]:
