@@ -297,7 +297,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "about as text": (_header("about", "x"), "for about, not an object"),
     "about something else": (_header("about", {"exec": "rm"}), "header: unknown option 'exec'"),
     "labels of numbers": (_header("about", {"labels": [1]}), "labels must be a list of text each"),
-    "modules of numbers": (_header("about", {"replaced": {"a": 1}}), "must be an object of text each"),
+    "modules of numbers": (_header("about", {"replaced": {"a": 1}}), "an object of text each"),
     "a method that is null": (_header("about", {"method": None}), "method must be text"),
 }  # fmt: skip
 

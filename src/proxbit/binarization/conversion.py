@@ -232,9 +232,8 @@ def _probed(
     try:
         found = probe(model, example)
         idle = {c.name: c for c in choices if c.swap and c.name in found.unused_layers}
-        turned = {
-            name: layer_choice.parametrized(c, "it is not called") for name, c in idle.items()
-        }
+        turn, why = layer_choice.parametrized, "it is not called"
+        turned = {name: turn(choice, why) for name, choice in idle.items()}
         for choice in turned.values():
             _make_again(choice, form)
         found = probe(model, example) if turned else found
@@ -257,7 +256,11 @@ def _seen(found: Probe, constant: list[NeverNegative]) -> list[str]:
     """The problems that only the example shows."""
     known = {hit.layer for hit in constant}
     odd = [name for name in found.constant if name not in known]
-    unused = few(alike(found.unused))
-    return [f"the example does not use {unused}: whether they work is not known"] * bool(unused) + [
-        f"on the example the sign of the input of {few(alike(odd))} is constant"
-    ] * bool(odd)
+    problems = []
+    if found.unused:
+        names = few(alike(found.unused))
+        problems.append(f"the example does not use {names}: whether they work is not known")
+    if odd:
+        names = few(alike(odd))
+        problems.append(f"on the example the sign of the input of {names} is constant")
+    return problems

@@ -84,11 +84,8 @@ def choose(
     """
     modules = dict(model.named_modules())
     direct = _matcher(parametrize, modules, "parametrize")
-    choices = [
-        choice
-        for name, module in modules.items()
-        if (choice := _classify(name, module, swaps, direct(name, module))) is not None
-    ]
+    made = [_classify(name, m, swaps, direct(name, m)) for name, m in modules.items()]
+    choices = [choice for choice in made if choice is not None]
     wanted = _matcher(only, modules, "only", default=True)
     unwanted = _matcher(skip, modules, "skip")
     kept = {} if only is not None else _kept_by_default(model, choices, task, graph)
@@ -131,10 +128,10 @@ def _matcher(
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
             names = [name for name in modules if name]
-            near = unknown_name_message("module", pattern, names[:8]) + (
-                ", ..." if len(names) > 8 else ""
+            near, more = unknown_name_message("module", pattern, names[:8]), ", ..."
+            raise ValueError(
+                f"{what}={pattern!r} matches no module: {near}{more * (len(names) > 8)}"
             )
-            raise ValueError(f"{what}={pattern!r} matches no module: {near}")
     return lambda name, module: any(
         fnmatchcase(part, pattern) for part in _ancestry(name) for pattern in patterns
     )
@@ -229,20 +226,12 @@ def _kept_by_default(
     model: nn.Module, choices: list[Choice], task: TaskName, graph: fx.Graph | None
 ) -> dict[str, str]:
     """First and last layers, and adapters."""
-    kept: dict[str, str] = {}
-    layers = {
-        choice.name: choice.module
-        for choice in choices
-        if choice.binary and isinstance(choice.module, nn.Linear | nn.Conv1d | nn.Conv2d)
-    }
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    layers = {c.name: c.module for c in choices if c.binary and isinstance(c.module, kinds)}
     order = [choice.name for choice in choices if not any(choice.module.children())]
     first = first_layers(model, layers, order, graph)
-    for name in first:
-        if not isinstance(layers[name], nn.Linear):
-            kept[name] = "first convolution"
-    for name in layers:
-        if "patch_embed" in name:
-            kept[name] = "patch embedding"
+    kept = {n: "first convolution" for n in first if not isinstance(layers[n], nn.Linear)}
+    kept |= {name: "patch embedding" for name in layers if "patch_embed" in name}
     kept |= last_layers(model, layers, graph)
     kept |= {c.name: "adapter" for c in choices if _is_adapter(c.name)}
     left = {c.name for c in choices if c.binary} - kept.keys() - set(first)
@@ -258,18 +247,12 @@ def _is_adapter(name: str) -> bool:
 
 def _tied_to_float(choices: list[Choice]) -> dict[str, str]:
     """Layers whose weight a float module (an embedding, say) uses too."""
-    owners = {
-        id(p): choice.name
-        for choice in choices
-        if not choice.binary
-        for p in choice.module.parameters(recurse=False)
-    }
+    held = [(c, id(p)) for c in choices for p in c.module.parameters(recurse=False)]
+    owners = {key: choice.name for choice, key in held if not choice.binary}
     return {
-        choice.name: f"shares its weight with {owners[id(p)]!r}, which stays float"
-        for choice in choices
-        if choice.binary
-        for p in choice.module.parameters(recurse=False)
-        if id(p) in owners
+        choice.name: f"shares its weight with {owners[key]!r}, which stays float"
+        for choice, key in held
+        if choice.binary and key in owners
     }
 
 

@@ -37,11 +37,8 @@ def with_options(
         mine = {p.name: values.pop(p.name) for p in own}
         command(given={k: v for k, v in values.items() if v is not None}, **mine)
 
-    options = [
-        _option(each.name, each.default, {**each.metadata, **chosen[each.name]})
-        for each in fields(Config)
-        if each.name in chosen
-    ]
+    known = [each for each in fields(Config) if each.name in chosen]
+    options = [_option(f.name, f.default, {**f.metadata, **chosen[f.name]}) for f in known]
     run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     run.__doc__, run.__name__ = command.__doc__, command.__name__
     return run

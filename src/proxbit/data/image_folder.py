@@ -173,12 +173,9 @@ def _files(root: Path, names: tuple[str, ...], classes: tuple[str, ...]) -> File
 
 
 def _images(folder: Path) -> list[str]:
-    return sorted(
-        str(Path(place, file))
-        for place, _, files in os.walk(folder)
-        for file in files
-        if file.lower().endswith(SUFFIXES) and not file.startswith(".")
-    )
+    every = [(place, file) for place, _, files in os.walk(folder) for file in files]
+    found = [each for each in every if each[1].lower().endswith(SUFFIXES) and each[1][0] != "."]
+    return sorted(str(Path(*each)) for each in found)
 
 
 def too_narrow(given: tuple[int, int]) -> str | None:

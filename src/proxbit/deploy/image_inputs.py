@@ -113,10 +113,8 @@ def read_image(path: str, form: InputForm, largest_side: int = LARGEST_SIDE) -> 
     kind = extra("PIL.Image").Resampling
     method = kind.BICUBIC if form.crop < 1 else kind.BILINEAR
     picture = picture.resize(covering(picture.size, form), method)
-    left, top = (
-        round((have - want) / 2)
-        for have, want in zip(picture.size, (form.width, form.height), strict=True)
-    )
+    width, height = picture.size
+    left, top = round((width - form.width) / 2), round((height - form.height) / 2)
     picture = picture.crop((left, top, left + form.width, top + form.height))
     pixels = np.array(picture, dtype=np.uint8).reshape(1, form.height, form.width, form.channels)
     return normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2), form.mean, form.std)

@@ -118,9 +118,8 @@ def pack_run(
     for (what, value), known in zip(given.items(), (FLOAT_RESTS, TABLES, PRECISIONS), strict=True):
         require_known(what, value, known)
     hard, job = finished_network(run)
-    images = [
-        x for x, _ in islice(job.loader("test", False, torch.device("cpu")).epoch(0), batches)
-    ]
+    loader = job.loader("test", False, torch.device("cpu"))
+    images = [x for x, _ in islice(loader.epoch(0), batches)]
     one = images[0][:1]
     packed = pack(hard, precision=precision)
     save(

@@ -92,9 +92,7 @@ def _attention_twin(name: str, module: Any, precision: int, known: Bits) -> nn.M
         return None
     names = [full for full, _ in projection_names(module, "")]
     found = zip(names, module.binary_weights(""), module.binary, strict=True)
-    weights = [
-        packed_weight(weight, product, known=known, name=full) for full, weight, product in found
-    ]
+    weights = [packed_weight(weight, part, known=known, name=full) for full, weight, part in found]
     twin = PackedMultiheadAttention(module, weights, precision)
     inner = packed_twin(f"{name}.out_proj".lstrip("."), module.out_proj, precision, known)
     if inner is not None:

@@ -32,9 +32,8 @@ def move_channels_last(graph: Graph, shapes: dict[str, tuple[Any, ...]]) -> set[
         graph: With our nodes in it.
         shapes: The shape of each value, as PyTorch's exporter noted it.
     """
-    turnable = {
-        node.output[0] for node in graph.proto.node if _images(graph, node, shapes) is not None
-    }
+    joining = [node for node in graph.proto.node if _images(graph, node, shapes) is not None]
+    turnable = {node.output[0] for node in joining}
     turnable |= {name for node in ours(graph) for name in _made_images(node, shapes)}
     last: set[str] = set()
     for group in _groups(graph, shapes):
@@ -81,16 +80,14 @@ def _groups(graph: Graph, shapes: dict[str, tuple[Any, ...]]) -> list[set[str]]:
 def _pays(graph: Graph, group: set[str], turnable: set[str]) -> bool:
     """Whether fewer moves are left than our convolutions would have to make."""
     saved = cost = 0
+    moved = group & turnable
     for name in group:
-        if name not in turnable:
+        if name not in moved:
             cost += 1  # it is made with its channels first, and a copy of it is moved
             continue
         saved += _is_conv(graph.makers[name])
         readers = graph.readers.get(name, [])
-        takes_last = [
-            _is_conv(node) or _is_mean(graph, node) or node.output[0] in group & turnable
-            for node in readers
-        ]
+        takes_last = [_is_conv(n) or _is_mean(graph, n) or n.output[0] in moved for n in readers]
         cost += name in graph.given or not all(takes_last)
     return saved > cost
 

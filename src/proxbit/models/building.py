@@ -150,9 +150,8 @@ def _taken(
 ) -> dict[str, Any]:
     signature = inspect.signature(make)
     parameters = signature.parameters
-    names = [
-        n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [name for name, p in parameters.items() if p.kind in by_name]
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not any_keyword:
         _refuse_unknown(spec, options, names)

@@ -24,12 +24,10 @@ def resampled(model: nn.Module, own: Tensors, given: Tensors) -> dict[str, Tenso
         warnings.simplefilter("ignore")  # timm's ways of indexing are no concern of the user
         filtered = _filtered(module, model, given)
         wrong = {name for name, _, _ in misfit(own, filtered).shapes}
-        return {
-            name: _helped(module, name, given.get(name, tensor), own[name])
-            if name in wrong
-            else tensor
-            for name, tensor in filtered.items()
-        }
+        for name in wrong:
+            known = given.get(name, filtered[name])
+            filtered[name] = _helped(module, name, known, own[name])
+        return filtered
 
 
 def _filtered(module: ModuleType, model: nn.Module, given: Tensors) -> dict[str, Tensor]:

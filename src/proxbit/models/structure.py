@@ -22,9 +22,8 @@ def is_transformer(model: nn.Module) -> bool:
 
 def _attends(module: nn.Module) -> bool:
     parts = {name for name, _ in module.named_children()}
-    return isinstance(module, nn.MultiheadAttention) or any(
-        parts.issuperset(names) for names in _PROJECTIONS
-    )
+    projects = any(parts.issuperset(names) for names in _PROJECTIONS)
+    return projects or isinstance(module, nn.MultiheadAttention)
 
 
 def layers(model: nn.Module) -> list[str]:

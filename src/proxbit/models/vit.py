@@ -83,9 +83,5 @@ def mini_nest(classes: int, channels: int, image_size: int) -> nn.Module:
     return net
 
 
-MINIS: dict[str, Callable[..., nn.Module]] = {
-    "mini_vit": mini_vit,
-    "mini_bottleneck": mini_bottleneck,
-    "mini_swin": mini_swin,
-    "mini_nest": mini_nest,
-}
+_MAKERS: tuple[Callable[..., nn.Module], ...] = (mini_vit, mini_bottleneck, mini_swin, mini_nest)
+MINIS = {make.__name__: make for make in _MAKERS}

@@ -117,9 +117,8 @@ def quantize(w: Tensor, strength: Strength, pair: Pair) -> Tensor:
     dtype = torch.float32 if w.dim() else w.dtype
     strength = torch.as_tensor(strength, device=w.device).to(dtype)
     q = fused.forward(pair.forward, w, strength)
-    return surrogate_gradient(
-        w, pair.forward(w.detach(), strength) if q is None else q, strength, pair
-    )
+    q = pair.forward(w.detach(), strength) if q is None else q
+    return surrogate_gradient(w, q, strength, pair)
 
 
 def surrogate_gradient(

@@ -77,11 +77,8 @@ def binary_weights(module: nn.Module, prefix: str) -> Iterator[BinaryWeight]:
 def _names(module: nn.Module) -> list[str]:
     if not parametrize.is_parametrized(module):
         return []
-    return [
-        name
-        for name, entry in module.parametrizations.items()  # type: ignore[union-attr,operator]
-        if isinstance(entry[0], WeightQuantizer)
-    ]
+    held: Any = module.parametrizations
+    return [name for name, entry in held.items() if isinstance(entry[0], WeightQuantizer)]
 
 
 def _hide_original(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

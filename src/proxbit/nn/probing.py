@@ -50,10 +50,8 @@ class Probe:
         """A line, and one more for each problem."""
         every = len(self.used) + len(self.unused)
         lines = [f"{len(self.used)} of {every} binary weights were used"]
-        lines += [
-            f"not used: {name} (read directly by other code? pass parametrize=)"
-            for name in alike(self.unused)
-        ]
+        hint = "(read directly by other code? pass parametrize=)"
+        lines += [f"not used: {name} {hint}" for name in alike(self.unused)]
         lines += [f"constant input: {name} (a ReLU in front?)" for name in alike(self.constant)]
         return "\n".join(lines)
 

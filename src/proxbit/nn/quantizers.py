@@ -200,9 +200,8 @@ class WeightQuantizer(Quantizer):
             # The scale reaches the gradient by itself here, so it is taken out of the factor.
             divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
             factor = 1 / divisor if factor is None else factor / divisor
-        return surrogate_gradient(
-            w, f, self.strength, self.pair, unit, factor, self._shift()
-        ), scale
+        f = surrogate_gradient(w, f, self.strength, self.pair, unit, factor, self._shift())
+        return f, scale
 
     def proximal(self, w: Tensor) -> Tensor:
         """The quantized weight whatever the mode, without a gradient."""

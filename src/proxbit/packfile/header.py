@@ -58,10 +58,8 @@ def header_text(contents: Contents, float_rest: str, tables: list[str]) -> str:
 
     It is parsed before it is returned: what cannot be read is not written.
     """
-    groups = [
-        {**kind, "weights": [_named(w) for w in run]}
-        for kind, run in groupby(contents.weights, _kind)
-    ]
+    runs = groupby(contents.weights, _kind)
+    groups = [{**kind, "weights": [_named(w) for w in run]} for kind, run in runs]
     default = asdict(About())
     about = {n: v for n, v in asdict(contents.about).items() if v != default[n]}
     values = {

@@ -130,11 +130,8 @@ def _is_the_float_layer(layer: nn.Module, plain: nn.Module, example: Any, label:
     for weight in binary_weights(layer):
         own = oracle.get_parameter(names[id(weight.parameter)])
         replace(weight, parameter=own).write(weight.quantizer.proximal(weight.latent))
-    _agree(
-        f"{label}: it computes what the float layer computes with the quantized weights",
-        _outputs(layer, example),
-        _outputs(oracle, example),
-    )
+    law = f"{label}: it computes what the float layer computes with the quantized weights"
+    _agree(law, _outputs(layer, example), _outputs(oracle, example))
 
 
 def restored_names(layer: nn.Module) -> dict[str, nn.Parameter]:
@@ -170,11 +167,9 @@ def _comes_back(
 
 def _sees_signs(layer: nn.Module, example: Any, label: str) -> None:
     """Inputs that are larger by a power of two have the same signs, and the same bits behind."""
-    _agree(
-        f"{label}: a hard layer sees the signs of its input only, so a larger one changes nothing",
-        _outputs(layer, pytree.tree_map_only(Tensor, _larger, example)),
-        _outputs(layer, example),
-    )
+    law = f"{label}: a hard layer sees the signs of its input only, so a larger one changes nothing"
+    larger = pytree.tree_map_only(Tensor, _larger, example)
+    _agree(law, _outputs(layer, larger), _outputs(layer, example))
 
 
 def _larger(example: Tensor) -> Tensor:

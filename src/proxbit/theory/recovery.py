@@ -74,12 +74,9 @@ class Recovered:
 
     def prox(self, w: ArrayLike) -> Array:
         """P(w); at a jump the upper value, since sign(0) = +1."""
-        left, right = self._p
         solid = ~self.axis.jump
-        x = np.asarray(w, dtype=np.float64)
-        return _piecewise(
-            x, self.axis.left[solid], self.axis.right[solid], left[solid], right[solid]
-        )
+        ends = (each[solid] for each in (self.axis.left, self.axis.right, *self._p))
+        return _piecewise(np.asarray(w, dtype=np.float64), *ends)
 
     def potential(self, w: ArrayLike) -> tuple[Array, Array]:
         """P(w) and R(P(w)), where R(z) = mu r(z) + z^2 / 2 up to a constant.
@@ -110,9 +107,8 @@ class Recovered:
         """A weight that P sends to z, or that it jumps over z at."""
         left, right = self._p
         moving = right > left
-        z = np.asarray(z, dtype=np.float64)
-        a = self.axis
-        return _piecewise(z, left[moving], right[moving], a.left[moving], a.right[moving])
+        ends = (each[moving] for each in (left, right, self.axis.left, self.axis.right))
+        return _piecewise(np.asarray(z, dtype=np.float64), *ends)
 
     def transform(self, z: ArrayLike) -> Array:
         """T(z), with F = T o P; across a gap of P a cubic that arrives with the slopes of B."""
@@ -207,9 +203,8 @@ def _steps(axis: Axis, smoothing: float) -> Array:
     unmeasured = runs(~axis.flat & ~_measurable(axis) & ~axis.jump)
     for first, last in sorted(unmeasured, key=lambda run: abs(axis.middle[run[0]])):
         intervals = slice(first, last + 1)
-        steps[intervals] = (_slope_beside(axis, steps, first, last) or 1 / smoothing) * axis.width[
-            intervals
-        ]
+        slope = _slope_beside(axis, steps, first, last) or 1 / smoothing
+        steps[intervals] = slope * axis.width[intervals]
     return steps
 
 

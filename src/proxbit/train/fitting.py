@@ -157,9 +157,8 @@ def resume_run(out: str | Path, *, accept_changes: bool = False) -> Trainer:
         cure = "" if accept_changes else _CURE
         found = _float_network(folder, config, checkpoint.begun(saved[1]), cure)
         prepared = _prepare_together(config, dist, found)
-        prepared = replace(
-            prepared, notes=(*(f"config.json now has {words}" for words in told), *prepared.notes)
-        )
+        notes = (f"config.json now has {words}" for words in told)
+        prepared = replace(prepared, notes=(*notes, *prepared.notes))
         trainer = (Trainer if checkpoint.begun(saved[1]) else _built)(prepared, dist, folder)
         _take_up(trainer, folder, saved, accept_changes)
     return trainer

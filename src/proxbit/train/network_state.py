@@ -102,7 +102,6 @@ class SignSnapshot:
     def flips(self, other: SignSnapshot) -> float:
         """The share that differs."""
         count = sum(value.numel() for value in self.values.values())
-        different = sum(
-            int((value != other.values[name]).sum()) for name, value in self.values.items()
-        )
+        pairs = [(value, other.values[name]) for name, value in self.values.items()]
+        different = sum(int((mine != theirs).sum()) for mine, theirs in pairs)
         return different / max(count, 1)

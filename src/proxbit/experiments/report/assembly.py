@@ -55,9 +55,8 @@ def _facts(
     # A cell of two grids is one run with two lines.
     done = len({(line.started, str(line.config)) for line in lines if line.done})
     broken = sum(len(cell.broken) for cell in found)
-    versions = [
-        ", ".join(f"{name} {value}" for name, value in line.versions.items()) for line in lines
-    ]
+    known = [line.versions.items() for line in lines]
+    versions = [", ".join(f"{name} {value}" for name, value in each) for each in known]
     began = sorted(line.started for line in lines)
     facts = {
         "From": ", ".join(str(folder) for folder in folders),

@@ -89,10 +89,8 @@ def _table(table: Table, name: str) -> Iterator[str]:
         'placeholder="words"></label>'
     )
     yield f'<div class="scroll" tabindex="0"><table id="{name}"><thead><tr>'
-    yield from (
-        f'<th scope="col"><button type="button">{escape(column)}</button></th>'
-        for column in table.head
-    )
+    for column in table.head:
+        yield f'<th scope="col"><button type="button">{escape(column)}</button></th>'
     yield "</tr></thead><tbody>"
     for row in table.rows:
         columns = zip(row, table.head, strict=True)

@@ -33,23 +33,17 @@ def packed_table(found: Sequence[Outcome]) -> Table:
     """Size and speed of the packed networks next to the same ones in float32."""
     sizes, speeds = ("float", "packed", "smaller"), ("float ms", "packed ms", "faster")
     head = ("grid", "preset", *_AXES, "more", *sizes, *speeds, "device")
-    cells = [cell for cell in found if cell.packed("bytes") is not None]
-    rows = tuple(
-        (
-            *_names(cell),
-            *_beside(cell.mean("bytes_float"), cell.packed("bytes"), size),
-            *_beside(cell.packed("float_ms"), cell.packed("ms"), "{:.3g}".format),
-            Entry(", ".join(dict.fromkeys(line.device for line in cell.done))),
-        )
-        for cell in cells
-    )
+    rows = tuple(_packed(cell) for cell in found if cell.packed("bytes") is not None)
     notes = ("One image at a time; the float network has the same hard weights.",)
     return Table("Size and speed of the packed networks", head, rows, notes)
 
 
-def _names(cell: Outcome) -> list[Entry]:
+def _packed(cell: Outcome) -> tuple[Entry, ...]:
     words = [cell.grid, cell.preset, *(cell.at(axis) for axis in _AXES), _more(dict(cell.axes))]
-    return [Entry(word) for word in words]
+    sizes = _beside(cell.mean("bytes_float"), cell.packed("bytes"), size)
+    times = _beside(cell.packed("float_ms"), cell.packed("ms"), "{:.3g}".format)
+    devices = ", ".join(dict.fromkeys(line.device for line in cell.done))
+    return *map(Entry, words), *sizes, *times, Entry(devices)
 
 
 def _more(key: Mapping[str, str]) -> str:
@@ -71,9 +65,8 @@ def verdicts_table(lines: Sequence[ResultLine]) -> Table:
     """The theory's verdict on each method, at the strengths that it was run with."""
     said = dict.fromkeys((line.key["method"], line.verdict) for line in lines if line.verdict)
     rows = tuple((Entry(method), Entry(verdict)) for method, verdict in sorted(said))
-    return Table(
-        "The verdict of each pair", ("method", "verdict"), rows, wide=frozenset({"verdict"})
-    )
+    head = ("method", "verdict")
+    return Table("The verdict of each pair", head, rows, wide=frozenset({"verdict"}))
 
 
 def runs_table(lines: Sequence[ResultLine]) -> Table:

@@ -256,9 +256,8 @@ def differences(wanted: Config, kept: dict[str, Any], *, line: bool = False) -> 
 
 def _as_now(config: Config) -> Config:
     """Fill in today's defaults, as far as they are known without executing a user's file."""
-    return (
-        resolve_method(config) if ".py" in config.model else resolve(config, skeleton(config.model))
-    )
+    own = ".py" in config.model
+    return resolve_method(config) if own else resolve(config, skeleton(config.model))
 
 
 def check_alike(wanted: Config, kept: dict[str, Any], where: str, *, line: bool = False) -> None:

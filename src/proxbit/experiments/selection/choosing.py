@@ -208,9 +208,8 @@ def train_command(config: Config, method: str) -> str:
 
 def trial_row(trial: Trial) -> tuple[str, ...]:
     """One run, for a person; rung 0 only measures time."""
-    soft, hard = (
-        "-" if share is None else f"{100 * share:.2f} %" for share in (trial.soft, trial.hard)
-    )
+    shares = (trial.soft, trial.hard)
+    soft, hard = ("-" if share is None else f"{100 * share:.2f} %" for share in shares)
     rung = str(trial.rung or "time")
     seconds = f"{trial.seconds:.1f}" + (f"  {trial.error}" if trial.error else "")
     return rung, trial.method, str(trial.seed), str(trial.steps), soft, hard, seconds
