@@ -128,10 +128,9 @@ def _matcher(
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
             names = [name for name in modules if name]
-            near, more = unknown_name_message("module", pattern, names[:8]), ", ..."
-            raise ValueError(
-                f"{what}={pattern!r} matches no module: {near}{more * (len(names) > 8)}"
-            )
+            shown = names[:8] + ["..."] * (len(names) > 8)
+            near = unknown_name_message("module", pattern, shown)
+            raise ValueError(f"{what}={pattern!r} matches no module: {near}")
     return lambda name, module: any(
         fnmatchcase(part, pattern) for part in _ancestry(name) for pattern in patterns
     )

@@ -13,13 +13,7 @@ from proxbit.engine.forms import EXACT, INPUT8
 from proxbit.engine.fusing import fuse, unfuse
 from proxbit.engine.packed import packed_layers, share_signs
 from proxbit.engine.plan import plan_for
-from proxbit.engine.routes import (
-    choose_routes,
-    guess_routes,
-    time_of,
-    time_unpacked,
-    usual_input,
-)
+from proxbit.engine.routes import choose_routes, guess_routes, time_of, time_unpacked, usual_input
 from proxbit.engine.unpacked import unpacked_weights
 from proxbit.kernels import inference as kernels
 from proxbit.nn import BinaryWeight, parametrized

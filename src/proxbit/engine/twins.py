@@ -13,18 +13,9 @@ from proxbit.engine.forms import EXACT
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention, projection_names
 from proxbit.engine.packed_layers import PackedConv1d, PackedConv2d, PackedLinear
-from proxbit.nn import (
-    BinaryConv1D,
-    BinaryConv1d,
-    BinaryConv2d,
-    BinaryLinear,
-    BinaryMultiheadAttention,
-    BinaryWeight,
-    Layout,
-    is_conv1d,
-    parametrized,
-)
+from proxbit.nn import BinaryMultiheadAttention, BinaryWeight, Layout, is_conv1d, parametrized
 from proxbit.nn.accumulators import WrapAccumulator
+from proxbit.nn.binary_layers import LAYERS
 from proxbit.nn.product import BinaryProduct
 from proxbit.nn.quantizers import InputQuantizer
 from proxbit.packfile.bits import pack_bits
@@ -32,7 +23,6 @@ from proxbit.packfile.contents import PackedWeight
 
 _CONVS: dict[type[nn.Module], Any] = {nn.Conv1d: PackedConv1d, nn.Conv2d: PackedConv2d}
 _FLOAT = (nn.Linear, nn.Conv1d, nn.Conv2d)
-_BINARY = (BinaryLinear, BinaryConv1d, BinaryConv1D, BinaryConv2d)
 # Tensors that become bits, or that a packed layer takes by itself.
 _TAKEN = (
     "weight", "bias", "in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight",
@@ -48,7 +38,7 @@ def packed_twin(name: str, module: nn.Module, precision: int, known: Bits) -> nn
         return None
     if type(module).forward is BinaryMultiheadAttention.forward:
         return _attention_twin(name, module, precision, known)
-    if type(module).forward in [kind.forward for kind in _BINARY]:
+    if type(module).forward in [kind.forward for kind in LAYERS]:
         product: Any = module.binary
         weights = list(module.binary_weights(""))  # type: ignore[operator]
     elif is_plain(module) and parametrize.is_parametrized(module):

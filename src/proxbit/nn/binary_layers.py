@@ -188,3 +188,6 @@ class BinaryConv2d(_BinaryConv, nn.Conv2d):
     """A 2-d convolution with binary weights, and binary inputs in BWA."""
 
     convolution = staticmethod(functional.conv2d)
+
+
+LAYERS = (BinaryLinear, BinaryConv1D, BinaryConv1d, BinaryConv2d)

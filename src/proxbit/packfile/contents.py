@@ -16,6 +16,7 @@ from proxbit.packfile.bits import byte_count, unpack_bits
 from proxbit.util.text import grouped, unknown_name_message
 
 TASKS = ("BW", "BWA", "BWAA")
+PARTS = ("bits", "scale", "shift")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +60,15 @@ class PackedWeight:
         return label(self.name, self.rows)
 
     @property
+    def stored(self) -> dict[str, Tensor]:
+        """Its tensors, each by its name in a file."""
+        parts = ((part, getattr(self, part)) for part in PARTS)
+        return {f"{self.label}.{part}": t for part, t in parts if t is not None}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of bits, scale and shift."""
-        return sum(t.nbytes for t in (self.bits, self.scale, self.shift) if t is not None)
+        return sum(t.nbytes for t in self.stored.values())
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:

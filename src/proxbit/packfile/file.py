@@ -8,7 +8,6 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -16,16 +15,8 @@ from torch import Tensor
 
 from proxbit.packfile.bits import from_int8, is_table, row_count, to_half, to_int8
 from proxbit.packfile.container import MOST_DIMENSIONS, MOST_HEADER, Container, read_container
-from proxbit.packfile.contents import Contents, PackedWeight, check_contents
-from proxbit.packfile.header import (
-    FLOAT_RESTS,
-    NO_CRC,
-    PARTS,
-    Header,
-    WeightEntry,
-    header_text,
-    parse_header,
-)
+from proxbit.packfile.contents import Contents, check_contents
+from proxbit.packfile.header import FLOAT_RESTS, NO_CRC, Header, header_text, parse_header
 from proxbit.util.files import write_atomically
 from proxbit.util.text import require_known, saying
 
@@ -79,7 +70,7 @@ def read(path: str | Path) -> Contents:
 
 def _stored(contents: Contents, float_rest: str, tables: list[str]) -> dict[str, Tensor]:
     """Every tensor of the file under its name there."""
-    pairs = [pair for w in contents.weights for pair in stored_parts(w)]
+    pairs = [pair for w in contents.weights for pair in w.stored.items()]
     for name, given in contents.floats.items():
         pairs += _floats(name, given.detach().cpu(), float_rest, name in tables)
     twice = _repeated(["__metadata__", *(name for name, _ in pairs)])
@@ -92,12 +83,6 @@ def _stored(contents: Contents, float_rest: str, tables: list[str]) -> dict[str,
 def _repeated(names: list[str]) -> str | None:
     """A name that occurs twice."""
     return next((name for name, n in Counter(names).most_common(1) if n > 1), None)
-
-
-def stored_parts(w: PackedWeight) -> list[tuple[str, Tensor]]:
-    """The tensors of a binary weight, each with its name in a file."""
-    parts = ((part, getattr(w, part)) for part in PARTS)
-    return [(f"{w.label}.{part}", t) for part, t in parts if t is not None]
 
 
 def _floats(name: str, given: Tensor, float_rest: str, table: bool) -> list[tuple[str, Tensor]]:
@@ -145,7 +130,7 @@ def _contents(box: Container) -> Contents:
         raise ValueError("it was changed or damaged: its content does not match its checksum")
     _require_names(header, box)
     tensors = _tensors(box)
-    weights = tuple(_weight(entry, tensors) for entry in header.weights)
+    weights = tuple(entry.weight(tensors) for entry in header.weights)
     floats = {name: _float(name, header, tensors) for name in header.floats}
     contents = Contents(weights, floats, header.about, header.tied)
     check_contents(contents)
@@ -174,11 +159,6 @@ def _tensors(box: Container) -> dict[str, Tensor]:
             )
     with saying("safetensors refuses its tensors"):  # a second reader with a mind of its own
         return load(box.content)
-
-
-def _weight(entry: WeightEntry, tensors: dict[str, Tensor]) -> PackedWeight:
-    parts: dict[str, Any] = {part: tensors[name] for part, name in entry.stored.items()}
-    return PackedWeight(**{"scale": None, **entry.values, **parts})
 
 
 def _float(name: str, header: Header, tensors: dict[str, Tensor]) -> Tensor:

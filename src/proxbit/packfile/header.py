@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from torch import Tensor
+
 from proxbit.core.weight_layout import Layout
 from proxbit.packfile.container import is_sizes, strict_json
-from proxbit.packfile.contents import About, Contents, PackedWeight, label
+from proxbit.packfile.contents import PARTS, About, Contents, PackedWeight, label
 from proxbit.util.schema import WORDS, record_from
 from proxbit.util.text import saying, unknown_name_message
 
 VERSION = 1
 NO_CRC = "00000000"
 FLOAT_RESTS = ("float32", "float16")
-PARTS = ("bits", "scale", "shift")
 _KIND = {"task": str, "register_bits": int, "slope": float, "pad_value": float, "parts": list}
 _TOP = {
     "version": int, "crc32": str, "float_rest": str, "groups": list, "floats": list,
@@ -38,6 +39,11 @@ class WeightEntry:
     def stored(self) -> dict[str, str]:
         """The name in the file of each part."""
         return {part: f"{self.label}.{part}" for part in self.parts}
+
+    def weight(self, tensors: Mapping[str, Tensor]) -> PackedWeight:
+        """The weight itself, with its tensors out of those of the file."""
+        parts = {part: tensors[name] for part, name in self.stored.items()}
+        return PackedWeight(**{"scale": None, **self.values, **parts})
 
 
 @dataclass(frozen=True)

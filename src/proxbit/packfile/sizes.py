@@ -10,7 +10,7 @@ import torch
 from proxbit.packfile.bits import is_table, row_count
 from proxbit.packfile.container import WIDTHS
 from proxbit.packfile.contents import Contents
-from proxbit.packfile.file import KEY, stored_parts
+from proxbit.packfile.file import KEY
 from proxbit.packfile.header import header_text
 
 # In the order in which safetensors lays tensors out, and as it spells them.
@@ -34,7 +34,7 @@ def file_bytes(contents: Contents, *, float_rest: str = "float32", tables: str =
 
 def stored(contents: Contents, float_rest: str, tables: str) -> Stored:
     """Type and shape of every tensor of that file, by its name there."""
-    parts = [pair for w in contents.weights for pair in stored_parts(w)]
+    parts = [pair for w in contents.weights for pair in w.stored.items()]
     found: Stored = {name: (_NAMES[t.dtype], tuple(t.shape)) for name, t in parts}
     for name, t in contents.floats.items():
         found |= _float(name, t, float_rest, tables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -12,12 +12,10 @@ from torch.utils.hooks import RemovableHandle
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     """Keep these hooks inside; afterwards they are gone."""
-    handles = list(handles)
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for handle in handles:
-            handle.remove()
+            stack.enter_context(handle)
+        yield
 
 
 @contextmanager
