@@ -18,6 +18,7 @@ from proxbit.core.pairs import Pair
 from proxbit.core.scales import SCALES, UNITS, Scale, Unit, find_scale
 from proxbit.core.schedules import AtLeast, Constant, Linear, Logarithmic, Schedule, check_schedule
 from proxbit.util.text import require_known, unknown_name_message
+from proxbit.util.user_objects import user_object
 
 Point = Literal["latent", "quantized"]
 
@@ -261,7 +262,7 @@ def _resolve(name: str | Method | Pair, settings: str) -> Method:
         )
     require_known("settings", settings, SETTINGS)
     if ".py:" in name:
-        return _resolve(_own(name), settings)
+        return _resolve(user_object(name, Pair, Method), settings)
     key = _key(name)
     if key not in SETTINGS[settings]:
         raise ValueError(
@@ -269,14 +270,6 @@ def _resolve(name: str | Method | Pair, settings: str) -> Method:
             f"rule; take one of {', '.join(ADMITTED)}"
         )
     return SETTINGS[settings][key]
-
-
-def _own(spec: str) -> Method | Pair:
-    """The pair or method of the user's FILE.py:NAME; the file is executed."""
-    from proxbit.util.user_objects import user_object  # models need nothing of methods
-
-    found: Method | Pair = user_object(spec, Pair, Method)
-    return found
 
 
 def _key(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,34 +43,30 @@ class ByteKind:
 class _Function:
     """A function that a pickle may call and cannot change: BUILD sets defaults of a plain one."""
 
-    __slots__ = ()
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
 
     def __setstate__(self, state: object) -> None:
         raise pickle.UnpicklingError("it changes a function")
 
 
-class _NewArray(_Function):
-    __slots__ = ()
-
-    def __call__(self, *_: object) -> ByteArray:
-        return ByteArray()
-
-
-class _Bytes(_Function):
-    __slots__ = ()
-
-    # Python 3 writes bytes into old pickles as codecs.encode(text, "latin1"), and none as bytes().
-    def __call__(self, text: str = "", _encoding: str = "latin1") -> bytes:
-        return text.encode("latin1")
+_new_array = _Function(lambda *_: ByteArray())
+# Python 3 writes bytes into old pickles as codecs.encode(text, "latin1"), and none as bytes().
+_bytes = _Function(lambda text="", _encoding="latin1": text.encode("latin1"))
 
 
 ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): ByteArray,
     ("numpy", "dtype"): ByteKind,
-    ("numpy.core.multiarray", "_reconstruct"): _NewArray(),
-    ("numpy._core.multiarray", "_reconstruct"): _NewArray(),
-    ("_codecs", "encode"): _Bytes(),
-    ("__builtin__", "bytes"): _Bytes(),
+    ("numpy.core.multiarray", "_reconstruct"): _new_array,
+    ("numpy._core.multiarray", "_reconstruct"): _new_array,
+    ("_codecs", "encode"): _bytes,
+    ("__builtin__", "bytes"): _bytes,
 }
 
 

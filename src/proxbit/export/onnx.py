@@ -120,19 +120,14 @@ def _prepared(model: nn.Module, operators: str) -> nn.Module:
         del net.__dict__["forward"]
     if operators == "proxbit":
         return as_operators(net)
+    unfuse(net)  # puts back the modules that packed layers compute
     if operators == "matmulnbits":
-        return exchanged(unfused(net), nbits_layer)
-    return exchanged(unfused(net), partial(dense_layer, dialect=DIALECTS[operators]))
+        return exchanged(net, nbits_layer)
+    return exchanged(net, partial(dense_layer, dialect=DIALECTS[operators]))
 
 
 def _is_packed(model: nn.Module) -> bool:
     return any(True for _ in packed_layers(model)) or any(True for _ in unpacked_weights(model))
-
-
-def unfused(net: nn.Module) -> nn.Module:
-    """Put back the modules that packed layers compute; the network is ours."""
-    unfuse(net)
-    return net
 
 
 def _use_operators(graph: Any, opset: int) -> None:

@@ -80,14 +80,11 @@ class Trail:
         moved = next((words for one in self._watched if (words := one.unsteady())), "")
         rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
         if moved:
-            self._end(
-                f"{moved}; the theorem needs a fixed T and r, so a pb.Constant schedule and sharp=0"
-            )
+            need = "the theorem needs a fixed T and r, so a pb.Constant schedule and sharp=0"
+            self._end(f"{moved}; {need}")
         elif len(rates) > 1:
-            self._end(
-                f"the theorem has one step size for all weights, "
-                f"and here are {' and '.join(f'{rate:g}' for rate in rates)}"
-            )
+            found = " and ".join(f"{rate:g}" for rate in rates)
+            self._end(f"the theorem has one step size for all weights, and here are {found}")
         else:
             for one in self._watched:
                 one.prepare()

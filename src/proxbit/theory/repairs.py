@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,9 +15,12 @@ from torch import Tensor
 from proxbit.core import maps, prox
 from proxbit.core.maps import Strength
 from proxbit.core.pairs import Map, Pair, from_derivative, from_transform, monotone_bnn_plus_plus
+from proxbit.theory.axis import Axis
 from proxbit.theory.judging import judge
 from proxbit.theory.layout import lay_out
 from proxbit.theory.verdict import Verdict, check
+
+Neighbour: TypeAlias = tuple[Pair, str]
 
 # Primitives in closed form; any other map is integrated by quadrature.
 PRIMITIVES: dict[Callable[..., Tensor], tuple[str, Map]] = {
@@ -56,20 +60,23 @@ def repair(pair: Pair, strength: float = 1.0, proximal: Map | None = None) -> li
         strength: Where its neighbours are checked.
         proximal: The prox map P to compose with; the linear quantizer with rho = 0.5 if None.
     """
-    name, integral = primitive(pair.backward)
-    name = name or f"{pair.name} integrated"
-    candidates = [
-        *_with_gaps(pair, strength),
-        (Pair(integral, pair.backward, name), "B kept, and integrated into F"),
-        *_differentiated(pair, strength),
-        *_monotone(pair, strength),
-        (
-            from_transform(integral, pair.backward, proximal or half_way, f"{name} of a prox"),
-            "B integrated into T, then F = T o P and B = T' o P with a prox map P",
-        ),
-    ]
-    options = [_considered(new, how, strength) for new, how in candidates]
+    neighbours = _neighbours(pair, strength, proximal or half_way)
+    options = [_considered(new, how, strength) for new, how in neighbours]
     return [option for option in options if option and option.verdict.admitted]
+
+
+def _neighbours(pair: Pair, strength: float, proximal: Map) -> Iterator[Neighbour]:
+    """What may be admitted instead, and how it is made."""
+    name, integral = primitive(pair.backward)
+    name, axis = name or f"{pair.name} integrated", lay_out(pair, strength)
+    yield from _with_gaps(pair, axis)
+    yield Pair(integral, pair.backward, name), "B kept, and integrated into F"
+    if not pair.hard and not (pair.knots and pair.knots(strength)):  # Corollary 2: F has no jump
+        new = from_derivative(pair.forward, f"{pair.name} differentiated")
+        yield new, "F kept, and differentiated into B"
+    yield from _monotone(pair, axis)
+    new = from_transform(integral, pair.backward, proximal, f"{name} of a prox")
+    yield new, "B integrated into T, then F = T o P and B = T' o P with a prox map P"
 
 
 def _considered(pair: Pair, how: str, strength: float) -> Repair | None:
@@ -90,14 +97,14 @@ def primitive(slope: Map) -> tuple[str, Map]:
     return known if known else ("", partial(_quadrature, slope))
 
 
-def _with_gaps(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
+def _with_gaps(pair: Pair, axis: Axis) -> Iterator[Neighbour]:
     """F and B kept, if only the letter of the corollary refuses them: P jumps where it must."""
-    found = judge(lay_out(pair, strength))
-    if found.breaches or not found.gaps:
-        return []
-    places = ", ".join(f"{place:.3g}" for place in found.gaps)
-    new = replace(pair, proximal=partial(_stairs, tuple(found.gaps)), name=f"{pair.name} with P")
-    return [(new, f"F and B kept, and P said to jump at w = {places}, where T is free in the gap")]
+    found = judge(axis)
+    if found.gaps and not found.breaches:
+        places = ", ".join(f"{place:.3g}" for place in found.gaps)
+        stairs = partial(_stairs, tuple(found.gaps))
+        how = f"F and B kept, and P said to jump at w = {places}, where T is free in the gap"
+        yield replace(pair, proximal=stairs, name=f"{pair.name} with P"), how
 
 
 def _stairs(places: tuple[float, ...], w: Tensor, s: Strength) -> Tensor:
@@ -105,25 +112,16 @@ def _stairs(places: tuple[float, ...], w: Tensor, s: Strength) -> Tensor:
     return torch.stack([(w >= place).to(w.dtype) for place in places]).sum(0)
 
 
-def _differentiated(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
-    """F kept, if it has no jump: Corollary 2."""
-    knots = pair.knots(strength) if pair.knots else ()
-    if pair.hard or knots:
-        return []
-    new = from_derivative(pair.forward, f"{pair.name} differentiated")
-    return [(new, "F kept, and differentiated into B")]
-
-
-def _monotone(pair: Pair, strength: float) -> list[tuple[Pair, str]]:
+def _monotone(pair: Pair, axis: Axis) -> Iterator[Neighbour]:
     """Remove the part where B is negative: F must fall there, and nowhere else."""
-    axis = lay_out(pair, strength)
     if axis.low.min() >= -1e-12 * axis.most.max():
-        return []
+        return
     if pair.backward is maps.sign_swish_slope:
-        return [(monotone_bnn_plus_plus, "stopped where B would turn negative: F never falls")]
-    slope = partial(_positive, pair.backward)
-    new = Pair(partial(_quadrature, slope), slope, f"{pair.name} without negative B")
-    return [(new, "B cut at 0, and integrated into F: F never falls")]
+        yield monotone_bnn_plus_plus, "stopped where B would turn negative: F never falls"
+    else:
+        slope = partial(_positive, pair.backward)
+        new = Pair(partial(_quadrature, slope), slope, f"{pair.name} without negative B")
+        yield new, "B cut at 0, and integrated into F: F never falls"
 
 
 def _positive(f: Map, w: Tensor, s: Strength) -> Tensor:

@@ -55,11 +55,6 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.split(".")[0].lower())
 
 
-def title_of(grid: str) -> str:
-    """The title of a grid; a grid that is not ours has only its name."""
-    return f"{grid}: {GRIDS[grid].title}" if grid in GRIDS else grid
-
-
 def paper_figure(grid: str, axes: Axes) -> Figure | None:
     """The paper's figure for a cell, if it prints one."""
     return figure_for(grid, dict(axes)) if grid in TABLES else None
@@ -77,8 +72,10 @@ def grid_table(grid: str, preset: str, found: Sequence[Outcome]) -> Table:
     )
     names = ("accuracy",) if down else tuple(columns)
     notes = (*_constants(rows), *_broken(found))
-    title = f"{title_of(grid)} (preset {preset})"
-    return Table(title, (*head, *names, "here"), entries, notes, frozenset({"here"}))
+    name = f"{grid}: {GRIDS[grid].title}" if grid in GRIDS else grid
+    return Table(
+        f"{name} (preset {preset})", (*head, *names, "here"), entries, notes, frozenset({"here"})
+    )
 
 
 def _columns(grid: str, found: Sequence[Outcome]) -> list[str]:
