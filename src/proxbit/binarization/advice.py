@@ -15,10 +15,10 @@ from proxbit.util.text import alike, few, percent
 _ENOUGH = 100_000  # weights looked at per layer
 
 
-def warn_once(problems: list[str]) -> None:
+def warn_once(problems: list[str], stacklevel: int = 3) -> None:
     """Warn once about everything that ``binarize`` can see is wrong."""
     if problems:
-        warnings.warn("; ".join(problems), SettingsWarning, stacklevel=3)
+        warnings.warn("; ".join(problems), SettingsWarning, stacklevel=stacklevel)
 
 
 def frozen(weights: list[BinaryWeight]) -> list[str]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from proxbit.binarization import advice, layer_choice
 from proxbit.binarization.conversion_report import LayerLine, Report, held_bytes, packed_size
 from proxbit.binarization.layer_choice import SWAPS, Choice, Selector, Swaps
 from proxbit.binarization.relu import (
     UNTRACED,
+    Maker,
     NeverNegative,
     constant_signs,
     find_relu,
@@ -76,13 +77,25 @@ def binarize(
         graph=graph,
     )  # fmt: skip
     _require_some(choices)
+    return _carry_out(model, form, choices, graph, new, example)
+
+
+def _carry_out(
+    model: nn.Module,
+    form: Form,
+    choices: list[Choice],
+    graph: fx.Graph | None,
+    new: Maker | None,
+    example: Any,
+) -> Report:
+    """Make the chosen layers binary; what became of them, and what to think of it."""
     names = [c.name for c in choices if c.swap and c.binary and form.task.name != "BW"]
     constant = never_negative(model, names, graph) if names else []
     lines, bytes_float = [_line(choice) for choice in choices], held_bytes(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
     notes = _replace_relus(model, constant, new)
-    problems, kept = constant_signs(constant, new, chosen)
+    problems, kept = constant_signs(constant, new, form.method)
     if example is not None:
         choices, found = _probed(model, choices, form, example)
         problems += _seen(found, constant)
@@ -90,11 +103,11 @@ def binarize(
         kept.append(UNTRACED)
     weights = binary_weights(model)
     problems = [*advice.strengths(weights), *problems, *advice.frozen(weights)]
-    advice.warn_once(problems)
+    advice.warn_once(problems, stacklevel=4)
     packed, hints = packed_size(model, bytes_float)
     layers = tuple(_finished(*each, form) for each in zip(lines, choices, strict=True))
     every = (*notes, *problems, *kept, *hints)
-    return Report(chosen.name, form.task.name, layers, bytes_float, packed, every)
+    return Report(form.method.name, form.task.name, layers, bytes_float, packed, every)
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -178,9 +191,7 @@ def _set(module: nn.Module, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def _replace_relus(
-    model: nn.Module, constant: list[NeverNegative], new: Callable[[], nn.Module] | None
-) -> list[str]:
+def _replace_relus(model: nn.Module, constant: list[NeverNegative], new: Maker | None) -> list[str]:
     """Replace what can be replaced, and say what was."""
     sources = sorted({hit.source for hit in constant if hit.replaceable})
     if new is None or not sources:

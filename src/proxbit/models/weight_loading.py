@@ -93,13 +93,8 @@ def _sentence(path: str | Path, problem: Misfit, head: tuple[str, ...]) -> str:
 def _is_of_other_classes(problem: Misfit, head: tuple[str, ...]) -> bool:
     """Whether nothing but the number of the classifier's outputs differs."""
     classifier = all(name in head for name in (*problem.extra, *(n for n, _, _ in problem.shapes)))
-    same = all(_other_classes(*shapes) for _, *shapes in problem.shapes)
+    same = all(len(a) == len(b) and a[1:] == b[1:] for _, a, b in problem.shapes)
     return classifier and bool(problem.shapes) and not problem.missing and same
-
-
-def _other_classes(given: tuple[int, ...], own: tuple[int, ...]) -> bool:
-    """Whether two shapes differ in their number of classes alone."""
-    return len(given) == len(own) and given[1:] == own[1:]
 
 
 def _put(

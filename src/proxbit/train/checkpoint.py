@@ -175,16 +175,13 @@ def changes(now: Config, kept: Any) -> tuple[list[str], list[str]]:
         new, old = getattr(now, name), before[name]
         if new != old:
             words = f"{name} {_word(new)}, which was {_word(old)}"
-            (free if _is_free(name, new, old) else matter).append(words)
+            aside = name in ASIDE or (name in PLACES and same_file(new, old))
+            (free if aside else matter).append(words)
     return matter, free
 
 
 def _word(value: Any) -> str:
     return "none" if value is None else str(value)
-
-
-def _is_free(name: str, new: Any, old: Any) -> bool:
-    return name in ASIDE or (name in PLACES and same_file(new, old))
 
 
 def same_file(new: Any, old: Any) -> bool:
