@@ -19,7 +19,7 @@ PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 @dataclass(frozen=True)
 class CifarLayout:
-    """Where one of the two sets keeps what; ``torchvision`` is the class that knows its address."""
+    """Where one of the two sets keeps what."""
 
     name: str
     folder: str
@@ -30,18 +30,17 @@ class CifarLayout:
     names: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    torchvision: str
 
 
 CIFAR10 = CifarLayout(
-    name="cifar10", folder="cifar-10-batches-py", torchvision="CIFAR10",
+    name="cifar10", folder="cifar-10-batches-py",
     train=tuple(f"data_batch_{i}" for i in range(1, 6)), test=("test_batch",), labels="labels",
     meta="batches.meta", names="label_names",
     mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616),
 )  # fmt: skip
 
 CIFAR100 = CifarLayout(
-    name="cifar100", folder="cifar-100-python", torchvision="CIFAR100",
+    name="cifar100", folder="cifar-100-python",
     train=("train",), test=("test",), labels="fine_labels", meta="meta", names="fine_label_names",
     mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762),
 )  # fmt: skip
@@ -66,7 +65,7 @@ def open_cifar(layout: CifarLayout, root: Path, download: bool = False) -> Image
 
 
 def _download(layout: CifarLayout, root: Path) -> None:
-    source = getattr(extra("torchvision.datasets"), layout.torchvision)
+    source = getattr(extra("torchvision.datasets"), layout.name.upper())
     fetch = extra("torchvision.datasets.utils").download_and_extract_archive
     try:
         fetch(source.url, root, filename=source.filename, md5=source.tgz_md5)

@@ -163,19 +163,17 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
         """The convolution of a binary input with its border."""
         options = self.stride, 0, self.dilation, self.groups
         border = self._reversed_padding_repeated_twice
-        if not any(border):
-            return type(self).convolution(x, w, b, *options)
-        if self.padding_mode != "zeros":
-            padded = functional.pad(x, border, mode=self.padding_mode)
-            return type(self).convolution(padded, w, b, *options)
-        if self.training:
+        if any(border) and self.padding_mode != "zeros":
+            x = functional.pad(x, border, mode=self.padding_mode)
+        elif any(border) and self.training:
             # What the border adds is the same for every image: cheaper than padding a whole batch.
             one = torch.zeros_like(x[:1] if x.dim() == w.dim() else x)
             frame = functional.pad(one, border, value=self.pad_value)
             inner = self._conv_forward(x, w, b)
             return inner + type(self).convolution(frame, w, None, *options)
-        padded = functional.pad(x, border, value=self.pad_value)
-        return type(self).convolution(padded, w, b, *options)
+        elif any(border):
+            x = functional.pad(x, border, value=self.pad_value)
+        return type(self).convolution(x, w, b, *options)
 
 
 class BinaryConv1d(_BinaryConv, nn.Conv1d):

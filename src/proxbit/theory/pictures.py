@@ -161,11 +161,11 @@ def _of_z(panel: Axes, found: Recovered, curve: Drawable, pieces: list[Piece], t
 
 def _images(found: Recovered) -> list[Segment]:
     """Where P sends the free segments."""
-    images = []
-    for low, high in found.free:
-        a = -np.inf if np.isinf(low) else float(found.prox(low))
-        images.append((a, np.inf if np.isinf(high) else float(found.prox(high))))
-    return images
+
+    def image(w: float) -> float:
+        return w if np.isinf(w) else float(found.prox(w))
+
+    return [(image(low), image(high)) for low, high in found.free]
 
 
 # Panels and curves -------------------------------------------------------------------------------
