@@ -151,7 +151,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     code = f"__import__('os').mkdir({str(mark)!r})"
     for call in (Calls(os.mkdir, str(mark)), Calls(eval, code), Calls(os.system, f"mkdir {mark}")):
         path = dump(tmp_path / "batch", {"data": call}, protocol)
-        with pytest.raises(ValueError, match=f"cannot read {path} .*it names .*: replace it"):
+        with pytest.raises(ValueError, match=f"cannot read {path} .*replace it .*: it names "):
             read_pickle(path)
         assert not mark.exists()
         pickle.loads(path.read_bytes())

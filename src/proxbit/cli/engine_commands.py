@@ -153,11 +153,8 @@ def bench(
         plain = float_network(file, held, skeleton, largest_side)
         columns = TextColumn("measuring"), BarColumn(20), TimeRemainingColumn()
         with _threads(threads), progress_bar(*columns) as update:
-
-            def watch(share: float) -> None:
-                update(completed=share)
-
-            found = measure(packed, plain, noise(batch_size, *shape), seconds, watch)
+            images = noise(batch_size, *shape)
+            found = measure(packed, plain, images, seconds, lambda share: update(completed=share))
     typer.echo(json.dumps({"file": file} | found.to_dict())) if as_json else say(found)
 
 

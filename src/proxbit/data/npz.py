@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxbit.data.image_set import ImageSet, statistics
+from proxbit.util.text import saying
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -36,15 +37,12 @@ def open_npz(path: Path) -> ImageSet:
 def _load(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise FileNotFoundError(f"cannot find {path}: give an existing file as npz:FILE.npz")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            names = set(archive.files)
-            missing = [name for name in ARRAYS if name not in names]
-            arrays = {name: archive[name] for name in ARRAYS if name in names}
-    except Exception as error:  # a damaged archive fails in as many ways as there are bytes
-        raise ValueError(
-            f"cannot read {path} ({error}): write it with numpy.savez and plain arrays"
-        ) from error
+    # A damaged archive fails in as many ways as there are bytes.
+    told = saying(f"cannot read {path} (write it with numpy.savez and plain arrays)")
+    with told, path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        names = set(archive.files)
+        missing = [name for name in ARRAYS if name not in names]
+        arrays = {name: archive[name] for name in ARRAYS if name in names}
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}: it must hold {', '.join(ARRAYS)}")
     return arrays

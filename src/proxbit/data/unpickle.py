@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from proxbit.util.text import saying
+
 
 class ByteArray:
     """Stands in for a pickled numpy array; ``values`` is the uint8 array once its state is read."""
@@ -79,10 +81,9 @@ class _Reader(pickle.Unpickler):
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in a pickle file, read without running anything that the file names."""
-    try:
+    # A damaged pickle fails in as many ways as there are bytes.
+    with saying(f"cannot read {path} (replace it with an original)"):
         found = _Reader(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except Exception as error:  # a damaged pickle fails in as many ways as there are bytes
-        raise ValueError(f"cannot read {path} ({error}): replace it with an original") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, not a dictionary: replace it")
     return found

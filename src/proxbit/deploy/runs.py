@@ -86,8 +86,7 @@ class PackedRun:
     def size_line(self) -> str:
         """The true size beside the float one."""
         held = self.summary.bytes_float
-        words = smaller(held / self.bytes)
-        return f"{self.bytes:,} bytes in the file, {held:,} as float32: {words}"
+        return f"{self.bytes:,} bytes in the file, {held:,} as float32: {smaller(held / self.bytes)}"
 
 
 def pack_run(

@@ -16,7 +16,7 @@ from proxbit.models.from_timm import from_timm, import_timm, near_names
 from proxbit.models.resnet import DEPTHS, cifar_resnet
 from proxbit.models.vit import MINIS, tiny_vit
 from proxbit.util.modes import eval_mode
-from proxbit.util.text import first_line, saying, unknown_name_message
+from proxbit.util.text import saying, unknown_name_message
 from proxbit.util.user_objects import user_object
 
 RESNETS: dict[str, Callable[..., nn.Module]] = {
@@ -168,13 +168,9 @@ def _try_one_image(
 ) -> None:
     """Send one empty image through the model, and leave no trace."""
     shape = (1, channels, image_size, image_size)
-    try:
+    sizes = f"{image_size}x{image_size} with {channels} channel(s)"
+    with saying(f"{name} does not take images of {sizes}, choose other sizes"):
         scores = _scores_of_nothing(model, shape)
-    except Exception as error:
-        raise ValueError(
-            f"{name} does not take images of {image_size}x{image_size} with {channels} "
-            f"channel(s) ({first_line(error)}): choose other sizes"
-        ) from error
     found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
     if found != (1, classes):
         raise ValueError(f"{name} gives {found} for one image: it must give {(1, classes)} scores")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from proxbit.util.text import few, first_line
+from proxbit.util.text import few, saying
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 
@@ -54,22 +54,14 @@ def _file(path: Path) -> Path:
 
 
 def _safetensors(file: Path) -> Any:
-    try:
+    with saying(f"'{file}' is not a whole safetensors file"):
         return load_file(file)
-    except Exception as error:  # damaged in one of many ways
-        raise ValueError(
-            f"'{file}' is not a whole safetensors file ({first_line(error)})"
-        ) from error
 
 
 def _torch(file: Path) -> Any:
-    try:
+    cure = "save the state_dict by itself, best as safetensors (nothing in it was run)"
+    with saying(f"'{file}' is not a torch file of tensors alone, {cure}"):
         return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"'{file}' is not a torch file of tensors alone, and nothing in it was run "
-            f"({first_line(error)}): save the state_dict by itself, best as safetensors"
-        ) from error
 
 
 def _unwrapped(found: Any, file: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from proxbit.models.resampling import resampled
 from proxbit.models.weight_files import Tensors, plain, read_weights
 from proxbit.models.weight_fitting import Misfit, heads, misfit
-from proxbit.util.text import few, first_line
+from proxbit.util.text import few, saying
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,8 @@ def _put(
     for name, tensor in given.items():
         if tensor.is_complex():
             raise ValueError(f"{name!r} in '{path}' is complex, and the model is real: not usable")
-        try:
+        with saying(f"{name!r} in '{path}' cannot be copied"):
             value = torch.empty_like(own[name]).copy_(tensor)
-        except Exception as error:
-            raise ValueError(
-                f"{name!r} in '{path}' cannot be copied ({first_line(error)})"
-            ) from error
         # Where the model itself has an infinity (a mask), the file may have it, too.
         if bool((~value.isfinite() & own[name].isfinite()).any()):
             raise ValueError(f"{name!r} in '{path}' has values that are not finite: not usable")

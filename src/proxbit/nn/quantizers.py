@@ -241,9 +241,8 @@ class WeightQuantizer(Quantizer):
         w, shift, method = w.detach(), self._shift(), self.method
         shift = None if shift is None else shift.detach()
         measures = fused.Measures(method.scale, method.unit == "current", self.unit, scaled)
-        once = fused.quantize_weight(
-            self.pair.forward, w, self.strength, shift, self._sharpens(), measures
-        )
+        sharp = self._sharpens()
+        once = fused.quantize_weight(self.pair.forward, w, self.strength, shift, sharp, measures)
         if once is not None:
             return once
         unit = self._unit(w)

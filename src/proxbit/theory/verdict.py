@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -156,9 +155,8 @@ _GAP = (
 )
 
 
-def _told(where: str, texts: Iterable[str]) -> tuple[str, ...]:
-    first, *others = [*texts, ""]
-    return (f"{where}{first}", *others[:-1]) if first else ()
+def _told(where: str, texts: list[str]) -> tuple[str, ...]:
+    return (f"{where}{texts[0]}", *texts[1:]) if texts else ()
 
 
 def _of_method(

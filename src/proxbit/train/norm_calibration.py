@@ -98,8 +98,9 @@ class _Line:
 def _fit(source: nn.Module, batches: Iterable[Any]) -> list[_Line]:
     found = attentions(source)
     lines = [_Line() for _ in found]
-    hooks = [partial(_note, line) for line in lines]
-    with _passed_by(found.values(), hooks), observing(source):
+    watched = zip(found.values(), lines, strict=True)
+    hooks = (a.register_forward_hook(partial(_note, line)) for a, line in watched)
+    with _without_norms(found.values()), hooked(hooks), observing(source):
         call_all(source, batches, "calibrate_norms")
     for name, line in zip(found, lines, strict=True):
         if not line.count:
@@ -115,20 +116,16 @@ def _note(line: _Line, _: nn.Module, args: Any, output: Any) -> None:
 
 
 @contextmanager
-def _passed_by(found: Iterable[nn.Module], hooks: Iterable[Any]) -> Iterator[None]:
-    """Hook the outputs of the attentions, whose norms (if any) do nothing meanwhile."""
-    norms = {attention: attention._modules.get(NAME) for attention in found}
-    handles = [a.register_forward_hook(hook) for a, hook in zip(norms, hooks, strict=True)]
+def _without_norms(found: Iterable[nn.Module]) -> Iterator[None]:
+    """Let the norms of the attentions, if they have any, do nothing inside."""
+    norms = {a: a._modules[NAME] for a in found if a._modules.get(NAME) is not None}
     try:
-        for attention, norm in norms.items():
-            if norm is not None:
-                attention._modules[NAME] = nn.Identity()
-        with hooked(handles):
-            yield
+        for attention in norms:
+            attention._modules[NAME] = nn.Identity()
+        yield
     finally:
         for attention, norm in norms.items():
-            if norm is not None:
-                attention._modules[NAME] = norm
+            attention._modules[NAME] = norm
 
 
 @contextmanager

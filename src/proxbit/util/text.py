@@ -41,15 +41,12 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else _escaped(letter) for letter in text)
+    return "".join(map(_shown, text))
 
 
-def _is_shown(letter: str) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs"
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
+def _shown(letter: str) -> str:
+    plain = letter.isprintable() or unicodedata.category(letter) == "Zs"
+    return letter if plain else letter.encode("unicode_escape").decode()
 
 
 def size(count: float) -> str:
