@@ -68,11 +68,10 @@ def _share(weights: list[BinaryWeight], strength: float, what: str) -> float:
         z = weight.quantizer.units(w).flatten()
         z = z[:: max(1, z.numel() // _ENOUGH)]
         s = torch.tensor(float(strength), device=z.device)
-        found = (
-            pair.backward(z, s) < 0
-            if what == "negative"
-            else (pair.forward(z, s).abs() - 1).abs() <= 0.05
-        )
+        if what == "negative":
+            found = pair.backward(z, s) < 0
+        else:
+            found = (pair.forward(z, s).abs() - 1).abs() <= 0.05
         hits, total = hits + float(found.float().mean()) * w.numel(), total + w.numel()
     return hits / total if total else float(what == "hard")
 

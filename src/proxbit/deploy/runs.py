@@ -86,7 +86,8 @@ class PackedRun:
     def size_line(self) -> str:
         """The true size beside the float one."""
         held = self.summary.bytes_float
-        return f"{self.bytes:,} bytes in the file, {held:,} as float32: {smaller(held / self.bytes)}"
+        words = smaller(held / self.bytes)
+        return f"{self.bytes:,} bytes in the file, {held:,} as float32: {words}"
 
 
 def pack_run(
