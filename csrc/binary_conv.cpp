@@ -56,75 +56,134 @@ void window_row(const Plan& plan, const uint8_t* corner, uint8_t* to, int64_t pa
   while (to < end) *to++ = 0;
 }
 
+// Some neighbouring positions of one image and one group: what one thread computes. They are places of the output,
+// or whole lines of it where windows slide.
+struct Share {
+  int64_t image, group, first, count;
+};
+
+// What a share sees of the image with its border: its lines from `line` of the output on.
+struct Strip {
+  const uint8_t* bits;
+  int64_t line;
+};
+
+// Each share makes its own strip, though neighbours have lines in common: there is nothing to wait for, and
+// a line comes from the caches of the thread that wrote it.
+Strip strip_of(const Plan& plan, const Input& input, const Share& share, int64_t line, int64_t lines) {
+  static thread_local Scratch scratch;
+  const pb_window& w = plan.w;
+  const int64_t count = (lines - 1) * w.step_h + w.dilation_h * (w.kernel_h - 1) + 1;
+  uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(count * plan.width * plan.pixel_bytes));
+  sign_lines(plan, input, share.image, share.group, line * w.step_h, count, bits);
+  return {bits, line};
+}
+
 // The windows at `count` positions, in the order of the output.
-void window_rows(const Plan& plan, const uint8_t* image, int64_t first, int64_t count, uint8_t* to,
-                 int64_t padded) {
-  int64_t y = first / plan.out_width, x = first % plan.out_width;
+void window_rows(const Plan& plan, const Strip& strip, int64_t first, int64_t count, uint8_t* to, int64_t padded) {
+  int64_t y = first / plan.out_width - strip.line, x = first % plan.out_width;
   for (int64_t r = 0; r < count; ++r, to += padded) {
     const int64_t pixel = y * plan.w.step_h * plan.width + x * plan.w.step_w;
-    window_row(plan, image + pixel * plan.pixel_bytes, to, padded);
+    window_row(plan, strip.bits + pixel * plan.pixel_bytes, to, padded);
     if (++x == plan.out_width) x = 0, ++y;
   }
 }
 
-// Some positions of one image and one group, through all panels.
-void convolve_block(const pb_binary& layer, const Plan& plan, const uint8_t* image_bits, int64_t image,
-                    int64_t group, int64_t first, int64_t count, const Output& out) {
-  static thread_local Scratch scratch;
-  const Product product = product_of(layer, group);
-  uint8_t* rows = scratch.take<uint8_t>(static_cast<size_t>(count * product.row_bytes));
-  window_rows(plan, image_bits, first, count, rows, product.row_bytes);
-  const int64_t width = layer.outputs * layer.groups, row = image * plan.positions() + first;
-  const Sink sink = sink_at(out, width, row, group * layer.outputs);
-  binary_kernels().multiply(product, rows, count, 0, panels_of(layer.outputs), sink);
+// Whether the windows are the pixels themselves, as they came.
+bool sees_pixels(const Plan& plan, const Input& input) {
+  const pb_window& w = plan.w;
+  const bool alone = w.kernel_h == 1 && w.kernel_w == 1 && w.step_h == 1 && w.step_w == 1;
+  const bool borderless = plan.height == w.height && plan.width == w.width;
+  return input.bits && alone && borderless && plan.pixel_bytes == padded_bytes(plan.pixel_bytes);
 }
 
-// Lines of the output that one thread takes at a time, so that the tables of their input stay in L2.
-int64_t lines_at_once(const Plan& plan, int64_t threads) {
+// As many rows as stay in an L2 cache between the kernel that writes them and what follows.
+int64_t followed_at_once(int64_t width) {
+  constexpr int64_t kFloats = 32 * 1024, kFewest = 32;
+  const int64_t tile = binary_kernels().tile;
+  return std::max(kFewest, kFloats / width / tile * tile);
+}
+
+// Calls body(first, count) for one block of a share after the other.
+template <class Body>
+void for_blocks(const Share& share, int64_t block, const Body& body) {
+  const int64_t end = share.first + share.count;
+  for (int64_t first = share.first; first < end; first += block) body(first, std::min(block, end - first));
+}
+
+void follow_block(const pb_binary& layer, const Plan& plan, const Output& out, int64_t image, int64_t first,
+                  int64_t count) {
+  const int64_t width = layer.outputs * layer.groups;
+  if (out.then && layer.groups == 1) follow_rows(*out.then, out.values, width, image * plan.positions() + first, count);
+}
+
+// Windows as rows of bits, through all panels.
+void convolve_rows(const pb_binary& layer, const Plan& plan, const Input& input, const Share& share, const Output& out) {
+  static thread_local Scratch scratch;
+  const Product product = product_of(layer, share.group);
+  const int64_t width = layer.outputs * layer.groups, bytes = product.row_bytes;
+  const int64_t line = share.first / plan.out_width, last = (share.first + share.count - 1) / plan.out_width;
+  const bool ready = sees_pixels(plan, input);
+  const Strip strip = ready ? Strip{} : strip_of(plan, input, share, line, last - line + 1);
+  const int64_t most = rows_at_once(share.count, bytes, 1);
+  for_blocks(share, out.then ? std::min(most, followed_at_once(width)) : most, [&](int64_t first, int64_t count) {
+    const int64_t row = share.image * plan.positions() + first;
+    const uint8_t* rows = ready ? input.bits + row * bytes : nullptr;
+    if (!ready) {
+      uint8_t* own = scratch.take<uint8_t>(static_cast<size_t>(count * bytes));
+      window_rows(plan, strip, first, count, own, bytes);
+      rows = own;
+    }
+    const Sink sink = sink_at(out, width, row, share.group * layer.outputs);
+    binary_kernels().multiply(product, rows, count, 0, panels_of(layer.outputs), sink);
+    follow_block(layer, plan, out, share.image, first, count);
+  });
+}
+
+// Lines of the output that are computed at a time, so that the tables of their input stay in L2.
+int64_t lines_at_once(const Plan& plan) {
   constexpr int64_t kTableBytes = 256 * 1024;
   const int64_t lines = kTableBytes / (32 * plan.width * plan.pixel_bytes);
   const int64_t beyond = plan.w.dilation_h * (plan.w.kernel_h - 1);
-  const int64_t fit = (lines - beyond - 1) / plan.w.step_h + 1;
-  const int64_t fair = (plan.out_height + threads - 1) / threads;
-  return std::clamp<int64_t>(fit, 1, fair);
+  return std::max<int64_t>((lines - beyond - 1) / plan.w.step_h + 1, 1);
 }
 
-void slide_block(const pb_binary& layer, const Plan& plan, const uint8_t* image_bits, int64_t image,
-                 int64_t group, int64_t first, int64_t count, const Output& out) {
-  const Product product = product_of(layer, group);
+// Lines of windows that share their tables.
+void convolve_lines(const pb_binary& layer, const Plan& plan, const Input& input, const Share& share,
+                    const Output& out) {
+  const Product product = product_of(layer, share.group);
   const int64_t width = layer.outputs * layer.groups;
-  const int64_t row = image * plan.positions() + first * plan.out_width;
-  const Sink sink = sink_at(out, width, row, group * layer.outputs);
+  const Strip strip = strip_of(plan, input, share, share.first, share.count);
   const pb_window& w = plan.w;
-  binary_kernels().slide({product, image_bits, plan.width, plan.pixel_bytes, w.kernel_h, w.kernel_w,
-                          w.step_h, w.step_w, w.dilation_h, plan.out_width, first, count, sink});
+  for_blocks(share, lines_at_once(plan), [&](int64_t first, int64_t count) {
+    const int64_t row = share.image * plan.positions() + first * plan.out_width;
+    const Sink sink = sink_at(out, width, row, share.group * layer.outputs);
+    binary_kernels().slide({product, strip.bits, plan.width, plan.pixel_bytes, w.kernel_h, w.kernel_w, w.step_h,
+                            w.step_w, w.dilation_h, plan.out_width, first - strip.line, count, sink});
+    follow_block(layer, plan, out, share.image, first * plan.out_width, count * plan.out_width);
+  });
+}
+
+// Shares of one image: one, where there are images enough for all threads, or too few positions to divide.
+int64_t shares_of(int64_t all, int64_t fewest, int64_t images, int team) {
+  return images >= 4 * team ? 1 : std::clamp<int64_t>(all / fewest, 1, team);
 }
 
 void convolve(const pb_binary& layer, const Plan& plan, const Input& input, const Output& out, int threads) {
-  static thread_local Scratch scratch;
   const int64_t images = plan.w.batch * layer.groups;
-  uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(images * plan.image_bytes()));
   const int team = useful_threads(layer, plan.w.batch * plan.positions(), threads);
-  for_parts(images, team, [&](int64_t part) {
-    sign_image(plan, input, part / layer.groups, part % layer.groups, bits + part * plan.image_bytes());
-  });
-  const int share = images >= team ? 1 : team;
   const auto slides_here = binary_kernels().slides;
   const bool slides = slides_here && slides_here(plan.w, plan.pixel_bytes, plan.out_width);
   const int64_t all = slides ? plan.out_height : plan.positions();
-  const int64_t block = slides ? lines_at_once(plan, share)
-                               : rows_at_once(all, padded_bytes(layer.row_bytes), share);
-  const int64_t blocks = (all + block - 1) / block;
-  const int64_t width = layer.outputs * layer.groups, line = slides ? plan.out_width : 1;
-  for_parts(images * blocks, team, [&](int64_t part) {
-    const int64_t image = part / blocks, first = part % blocks * block, count = std::min(block, all - first);
-    (slides ? slide_block : convolve_block)(layer, plan, bits + image * plan.image_bytes(),
-                                            image / layer.groups, image % layer.groups, first, count, out);
-    if (out.then && layer.groups == 1)
-      follow_rows(*out.then, out.values, width, image * plan.positions() + first * line, count * line);
+  const int64_t shares = shares_of(all, slides ? 1 : 16, images, team);
+  const int64_t size = round_up(ceil_div(all, shares), slides ? 1 : binary_kernels().tile);
+  for_parts(images * shares, team, [&](int64_t part) {
+    const int64_t image = part / shares, first = part % shares * size;
+    const Share share{image / layer.groups, image % layer.groups, first, std::min(size, all - first)};
+    if (share.count > 0) (slides ? convolve_lines : convolve_rows)(layer, plan, input, share, out);
   });
   if (out.then && layer.groups > 1)
-    follow(*out.then, out.values, plan.w.batch * plan.positions(), width, team);
+    follow(*out.then, out.values, plan.w.batch * plan.positions(), layer.outputs * layer.groups, team);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The image of a binary convolution: its signs as bits, channels last, with the border around them.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "binary.hpp"
@@ -88,28 +89,34 @@ struct Input {
 // Whether a channel is one run of pixels: then all of its lines are signed at once, without ends between them.
 inline bool is_plane(const pb_window& w) { return w.stride_w == 1 && w.stride_h == w.width && w.stride_c != 1; }
 
-inline const uint8_t* sign_plane(const Plan& plan, const Input& input, int64_t image, int64_t group) {
+inline const uint8_t* sign_plane(const Plan& plan, const Input& input, int64_t image, int64_t group, int64_t line,
+                                 int64_t lines) {
   static thread_local Scratch scratch;
   const pb_window& w = plan.w;
-  const int64_t first = group * plan.channels, pixels = w.height * w.width;
+  const int64_t first = group * plan.channels, pixels = lines * w.width;
   uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(pixels * plan.pixel_bytes));
-  binary_kernels().sign_pixels(input.x + image * w.stride_n + first * w.stride_c, pixels, plan.channels, w.stride_c,
+  const float* from = input.x + image * w.stride_n + first * w.stride_c + line * w.stride_h;
+  binary_kernels().sign_pixels(from, pixels, plan.channels, w.stride_c,
                                input.threshold ? input.threshold + first : nullptr, bits, plan.pixel_bytes);
   return bits;
 }
 
-inline void sign_image(const Plan& plan, const Input& input, int64_t image, int64_t group, uint8_t* to) {
+// Lines [first, first + count) of the image with its border.
+inline void sign_lines(const Plan& plan, const Input& input, int64_t image, int64_t group, int64_t first, int64_t count,
+                       uint8_t* to) {
   const pb_window& w = plan.w;
-  const int64_t line = w.width * plan.pixel_bytes;
-  const uint8_t* ready = input.bits ? input.bits + image * w.height * line : nullptr;
-  if (!ready && is_plane(w)) ready = sign_plane(plan, input, image, group);
-  fill_border(plan, to, w.pad_top * plan.width);
-  to += w.pad_top * plan.width * plan.pixel_bytes;
-  for (int64_t y = 0; y < w.height; ++y) {
+  const int64_t line = w.width * plan.pixel_bytes, above = std::clamp<int64_t>(w.pad_top - first, 0, count);
+  const int64_t begin = std::clamp<int64_t>(first - w.pad_top, 0, w.height);
+  const int64_t end = std::clamp<int64_t>(first + count - w.pad_top, 0, w.height);
+  const uint8_t* ready = input.bits ? input.bits + (image * w.height + begin) * line : nullptr;
+  if (!ready && begin < end && is_plane(w)) ready = sign_plane(plan, input, image, group, begin, end - begin);
+  fill_border(plan, to, above * plan.width);
+  to += above * plan.width * plan.pixel_bytes;
+  for (int64_t y = begin; y < end; ++y) {
     fill_border(plan, to, w.pad_left);
     to += w.pad_left * plan.pixel_bytes;
     if (ready) {
-      std::memcpy(to, ready + y * line, static_cast<size_t>(line));
+      std::memcpy(to, ready + (y - begin) * line, static_cast<size_t>(line));
     } else {
       sign_line(plan, input.x, image, group, y, input.threshold, to);
     }
@@ -117,7 +124,7 @@ inline void sign_image(const Plan& plan, const Input& input, int64_t image, int6
     fill_border(plan, to, w.pad_right);
     to += w.pad_right * plan.pixel_bytes;
   }
-  fill_border(plan, to, w.pad_bottom * plan.width);
+  fill_border(plan, to, (count - above - (end - begin)) * plan.width);
 }
 
 }  // namespace

@@ -115,7 +115,9 @@ void convolve_channels(const pb_binary& layer, const Plan& plan, const Input& in
   const int64_t images = plan.w.batch;
   uint8_t* bits = scratch.take<uint8_t>(static_cast<size_t>(images * plan.image_bytes()));
   const int team = useful_threads(layer, images * plan.positions(), threads);
-  for_parts(images, team, [&](int64_t i) { sign_image(plan, input, i, 0, bits + i * plan.image_bytes()); });
+  for_parts(images, team, [&](int64_t i) {
+    sign_lines(plan, input, i, 0, 0, plan.height, bits + i * plan.image_bytes());
+  });
   const bool joins = joins_pixels(plan, kernels.at_once);
   const Row row = row_of(layer, kernels, joins ? plan.out_width : 1);
   const int64_t block = lines_at_once(plan, round_up(plan.channels, kernels.at_once), images >= team ? 1 : team);
