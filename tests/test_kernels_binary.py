@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -385,7 +386,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     return Shape(batch, (size[0], size[1]), kernel, step, dilation, pads, pad_bit)
 
 
-def convolved(layer: Layer, shape: Shape, signs: Array) -> Array:
+def convolved(layer: Any, shape: Shape, signs: Array) -> Array:
     """The oracle: one tap after the other on the padded signs [n, c, h, w]; channels last."""
     groups, outputs, _, channels = layer.signs.shape
     top, bottom, left, right = shape.pads
@@ -634,6 +635,48 @@ def test_what_follows_an_image_is_its_formula(
         return convolution(layer, shape, x, None, None, False, threads, then)
 
     is_its_formula(run, lambda: After(seed, size, norm, add, act))
+
+
+PIXELS = st.builds(
+    Shape, st.integers(1, 3), st.tuples(st.integers(1, 15), st.integers(1, 15)), st.just((1, 1)),
+    st.just((1, 1)), st.just((1, 1)), st.just((0, 0, 0, 0)), st.integers(0, 1),
+)  # fmt: skip
+
+
+@given(
+    seed=seeds, shape=st.one_of(PIXELS, shapes()), channels=st.sampled_from((7, 24, 32, 64)),
+    last=st.booleans(), from_bits=st.booleans(), as_bits=st.booleans(), act=st.booleans(),
+)  # fmt: skip
+def test_threads_that_share_an_image_give_what_one_gives(
+    seed: int, shape: Shape, channels: int, last: bool, from_bits: bool, as_bits: bool, act: bool
+) -> None:
+    """So many outputs that it pays to share, five of them different: the oracle is slow."""
+    taps, places = shape.kernel[0] * shape.kernel[1], shape.batch * np.prod(shape.out_size)
+    work = places * (taps * -(-channels // 8) * 8 + 200)
+    outputs = int(np.clip(61_000_000 // work, 5, 2500))
+    layer, rng, which = (
+        Layer(seed, outputs, channels, taps),
+        np.random.default_rng(seed),
+        np.arange(outputs) % 5,
+    )
+    layer.signs[:] = layer.signs[:, which]
+    layer.panels.clear()
+    x = inputs_of(rng, (shape.batch, channels, *shape.size))
+    signs = signs_of(x)
+    sums = convolved(SimpleNamespace(signs=layer.signs[:, :5]), shape, signs)[..., which]
+    order = (0, 2, 3, 1) if last else (0, 1, 2, 3)
+    bits = packed(signs.transpose(0, 2, 3, 1)) if from_bits else None
+    image = None if from_bits else somewhere(rng, x, order, np.ones(4, int))
+    after = After(seed, (*sums.shape,), True, True, HARDTANH if act else RELU)
+    then = None if as_bits else after.record
+    found = on_every_way(
+        lambda threads: convolution(layer, shape, image, None, bits, as_bits, threads, then)
+    )
+    if as_bits:
+        assert np.array_equal(found, layer.bits(sums))
+    else:
+        values, ends = after(layer.values(sums))
+        assert np.array_equal(found, values) and np.array_equal(after.bits, ends)
 
 
 def test_what_cannot_follow_is_refused_and_nothing_is_written() -> None:

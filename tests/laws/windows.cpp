@@ -38,6 +38,10 @@ Window draw_window(Random& random, int64_t groups, bool in_bits) {
   w.height = random.from(1, 9), w.width = random.size(12, 20);
   w.height += std::max<int64_t>(0, w.dilation_h * (w.kernel_h - 1) + 1 - w.height);
   w.width += std::max<int64_t>(0, w.dilation_w * (w.kernel_w - 1) + 1 - w.width);
+  if (random.once_in(5)) {  // nothing but the pixels themselves
+    w.kernel_h = w.kernel_w = w.step_h = w.step_w = 1;
+    w.pad_top = w.pad_bottom = w.pad_left = w.pad_right = 0;
+  }
   w.pad_bit = static_cast<int32_t>(random.from(0, 1));
   draw_strides(random, w);
   if (in_bits) w.in_size = w.batch * w.height * w.width * ((w.channels + 7) / 8);
