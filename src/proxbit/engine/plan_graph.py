@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from proxbit.engine.fusing import PASSING, activation_code
 from proxbit.engine.norms import traced
+from proxbit.engine.one_row import FEWEST_WEIGHTS
 from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
@@ -20,6 +21,7 @@ from proxbit.engine.steps import (
     HeadsStep,
     LinearStep,
     PoolStep,
+    RowStep,
     are_absent,
 )
 
@@ -89,6 +91,8 @@ class _Steps:
             module = self._module(node)
             if type(module) is nn.MaxPool2d and not module.return_indices and self._inside(node):
                 self._replace([node], PoolStep(module), node.args)
+            elif type(module) is nn.Linear and self.steps and len(node.args) == 1:
+                self._place_float(node, module)
         for node in list(self.graph.nodes):
             step = self._module(node)
             if isinstance(step, ConvStep):
@@ -131,6 +135,10 @@ class _Steps:
         chain, others = self._sum_behind(node, layer)
         if others and len(node.args) == 1 and not node.kwargs:
             self._replace(chain, LinearStep(layer), (*node.args, *others))
+
+    def _place_float(self, node: fx.Node, layer: nn.Linear) -> None:
+        if layer.weight.numel() >= FEWEST_WEIGHTS and not node.kwargs:
+            self._replace([node], RowStep(layer), node.args)
 
     def _place_attention(self, node: fx.Node) -> None:
         chain = self._heads_around(node)

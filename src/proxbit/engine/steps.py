@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from proxbit.engine.attention import Way, attend, attend_joined, find_way
+from proxbit.engine.one_row import find_parts, in_parts, takes
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
 from proxbit.engine.tails import following
 from proxbit.packfile.bits import byte_count
@@ -69,6 +70,26 @@ class LinearStep(nn.Module):
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum; values of another shape or type are added by torch."""
         return self.layer[0].plus(x, other)  # a plan holds only where nobody watches the layer
+
+
+class RowStep(nn.Module):
+    """A float linear layer; where its input is a single row, all threads take part."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        """The layer stays where it is in its network; the first call on so many threads decides."""
+        super().__init__()
+        self.layer = (layer,)
+        self.parts: dict[int, int] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the layer."""
+        layer, threads = self.layer[0], torch.get_num_threads()
+        if threads == 1 or not takes(layer, x):
+            return layer.forward(x)
+        if threads not in self.parts:
+            self.parts[threads] = find_parts(layer, threads)
+        parts = self.parts[threads]
+        return layer.forward(x) if parts == 1 else in_parts(x, layer.weight, layer.bias, parts)
 
 
 class PoolStep(nn.Module):
