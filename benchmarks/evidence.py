@@ -1,11 +1,14 @@
 """Where a figure comes from: machine, versions, commit, command."""
 
+import ctypes
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +39,32 @@ def limits() -> dict[str, str]:
     """Variables that keep a library from using all that the CPU has."""
     found = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
     return {"limits": " ".join(found)} if found else {}
+
+
+def team(threads: int) -> dict[str, str]:
+    """How long several threads take to begin and end together, beyond a call with one.
+
+    It tells how far their cores are from each other: in a virtual machine that changes, and with it
+    every figure of several threads.
+    """
+    here = ctypes.CDLL(None)
+    if threads == 1 or not hasattr(here, "GOMP_parallel"):
+        return {}
+    nothing = ctypes.cast(here.free, ctypes.c_void_p)  # free(NULL) does nothing
+    kind = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * 2, *(ctypes.c_uint,) * 2)
+    begin = kind(("GOMP_parallel", here))
+    begin(nothing, None, threads, 0)  # the threads come into being
+    alone, together = (middle_seconds(lambda n=n: begin(nothing, None, n, 0)) for n in (1, threads))
+    return {"team": f"{threads} threads meet in {(together - alone) * 1e6:.1f} µs"}
+
+
+def middle_seconds(call: Callable[[], object], in_all: float = 0.05) -> float:
+    """The median over as many calls as fit into a while."""
+    found, began = [], time.perf_counter()
+    while (start := time.perf_counter()) < began + in_all:
+        call()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
 
 
 def cpu_name() -> str:

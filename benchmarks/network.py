@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from contenders import installed
-from evidence import environment, write_section
+from evidence import environment, team, write_section
 from kernels import deviation
 from network_settings import SETTINGS, USUAL, Setting
 from pairing import Aim, Calls, Row, compare, counts, facts, fastest, judged, table, times
@@ -302,6 +302,7 @@ def main() -> None:
     keep_freed_memory()
     about = environment(PACKAGES, args.rounds, args.seed)
     about |= {"threads": ", ".join(map(str, args.threads)), "kernels": isa()}
+    about |= team(max(args.threads))
     print(facts(about))
     field, rows = contenders(args, console), []
     names = [n for n in args.model if "timm/" not in SETTINGS[n].name or installed("timm", console)]
