@@ -164,9 +164,11 @@ void convolve_lines(const pb_binary& layer, const Plan& plan, const Input& input
   });
 }
 
-// Shares of one image: one, where there are images enough for all threads, or too few positions to divide.
-int64_t shares_of(int64_t all, int64_t fewest, int64_t images, int team) {
-  return images >= 4 * team ? 1 : std::clamp<int64_t>(all / fewest, 1, team);
+// Shares of one image: one for each thread, or one at all where there are many images or few positions. More, so that
+// who is done could help, were slower: the lines of a share lie in the caches of the thread that wrote them.
+int64_t shares_of(int64_t positions, int64_t images, int team) {
+  constexpr int64_t kFewest = 16, kMany = 4;
+  return images >= kMany * team ? 1 : std::clamp<int64_t>(positions / kFewest, 1, team);
 }
 
 void convolve(const pb_binary& layer, const Plan& plan, const Input& input, const Output& out, int threads) {
@@ -174,13 +176,13 @@ void convolve(const pb_binary& layer, const Plan& plan, const Input& input, cons
   const int team = useful_threads(layer, plan.w.batch * plan.positions(), threads);
   const auto slides_here = binary_kernels().slides;
   const bool slides = slides_here && slides_here(plan.w, plan.pixel_bytes, plan.out_width);
-  const int64_t all = slides ? plan.out_height : plan.positions();
-  const int64_t shares = shares_of(all, slides ? 1 : 16, images, team);
-  const int64_t size = round_up(ceil_div(all, shares), slides ? 1 : binary_kernels().tile);
+  const int64_t all = slides ? plan.out_height : plan.positions(), unit = slides ? 1 : binary_kernels().tile;
+  const int64_t units = ceil_div(all, unit), shares = std::min(units, shares_of(plan.positions(), images, team));
   for_parts(images * shares, team, [&](int64_t part) {
-    const int64_t image = part / shares, first = part % shares * size;
-    const Share share{image / layer.groups, image % layer.groups, first, std::min(size, all - first)};
-    if (share.count > 0) (slides ? convolve_lines : convolve_rows)(layer, plan, input, share, out);
+    const int64_t image = part / shares, share = part % shares;
+    const int64_t first = units * share / shares * unit, end = std::min(units * (share + 1) / shares * unit, all);
+    (slides ? convolve_lines : convolve_rows)(layer, plan, input,
+                                              {image / layer.groups, image % layer.groups, first, end - first}, out);
   });
   if (out.then && layer.groups > 1)
     follow(*out.then, out.values, plan.w.batch * plan.positions(), layer.outputs * layer.groups, team);

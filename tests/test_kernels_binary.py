@@ -42,7 +42,7 @@ def given_to(array: Array | None) -> tuple[int | None, int]:
 
 def packed(signs: Array) -> Array:
     """Signs of the last axis as bits, each row beginning with a new byte."""
-    return np.packbits(signs > 0, axis=-1, bitorder="little")
+    return np.ascontiguousarray(np.packbits(signs > 0, axis=-1, bitorder="little"))
 
 
 class Layer:
