@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import proxbit as pb
 from every_backend import on_each
+from plan_steps import steps_of
 from proxbit.engine.attention import Way, attend, find_way
-from proxbit.engine.plan import steps_of
 from proxbit.engine.steps import AttentionStep, HeadsStep
 from proxbit.kernels import inference as kernels
 

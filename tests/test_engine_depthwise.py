@@ -15,11 +15,11 @@ from torch.nn import functional
 
 import proxbit as pb
 from every_backend import on_each
+from plan_steps import steps_of
 from proxbit.engine.forms import ConvGeometry, Kernel, PackedForm, lay_out, read_out
 from proxbit.engine.fusing import Folded, FoldedNorm
 from proxbit.engine.norms import is_split
 from proxbit.engine.packed import packed_layers
-from proxbit.engine.plan import steps_of
 from proxbit.kernels import inference as kernels
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no kernels here")

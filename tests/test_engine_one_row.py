@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import proxbit as pb
+from plan_steps import steps_of
 from proxbit.engine import one_row
 from proxbit.engine.steps import RowStep
 from proxbit.kernels import inference as kernels
@@ -92,5 +93,4 @@ def test_a_plan_shares_its_classifier_and_keeps_the_bits() -> None:
         with on_threads(threads):
             wanted = type(net).forward(net, x)
             assert torch.equal(net(x), wanted) and torch.equal(net(x), wanted)
-    plans = vars(net)["forward"].plans.values()
-    assert [type(step) for plan in plans for step in plan.steps].count(RowStep) == 1
+    assert [type(step) for step in steps_of(net)].count(RowStep) == 1

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import proxbit as pb
+from plan_steps import steps_of
 from proxbit.engine import packing
 from proxbit.engine.packed import packed_layers
-from proxbit.engine.plan import Planned, steps_of
+from proxbit.engine.plan import Planned
 from proxbit.engine.steps import ConvStep, LinearStep, PoolStep
 from proxbit.engine.tails import Line, find_line, follow, following
 from proxbit.kernels import inference as kernels

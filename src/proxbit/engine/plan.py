@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
@@ -135,10 +134,3 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a is b or a == b)
     same = a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
     return same and bool(torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)))
-
-
-def steps_of(net: nn.Module) -> Iterator[nn.Module]:
-    """The steps of all plans that a network has made so far."""
-    planned = vars(net).get("forward")
-    for plan in planned.plans.values() if isinstance(planned, Planned) else ():
-        yield from plan.steps if plan else ()
