@@ -15,7 +15,7 @@ from proxbit.engine import ops
 from proxbit.engine.bounds import Bounds, find_bounds, possible_sums
 from proxbit.engine.forms import EXACT, Kernel, PackedForm
 from proxbit.engine.held_signs import HeldSigns
-from proxbit.engine.tails import Line, as_rows, find_line, follow, following
+from proxbit.engine.tails import Line, as_rows, find_line, follow, following, with_norm
 from proxbit.kernels import inference as kernels
 from proxbit.nn.accumulators import cyclic_values, wrap
 from proxbit.nn.product import scaled
@@ -331,17 +331,6 @@ def _full_precision(device: str) -> AbstractContextManager[Any]:
     """Switch autocast off: it would round sums above 256, which are exact integers in float32."""
     known = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
-
-
-def with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Scale and bias with a batch norm behind them folded in."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    gain = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        gain = gain * norm.weight.double()
-    shift = (0 if bias is None else bias.double()) - norm.running_mean.double()
-    moved = shift * gain + (0 if norm.bias is None else norm.bias.double())
-    return (scale.double() * gain).float(), moved.float()
 
 
 def packed_layers(net: nn.Module) -> Iterator[tuple[str, PackedLayer]]:

@@ -58,6 +58,17 @@ def as_rows(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
 
 
+def with_norm(scale: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Scale and bias with a batch norm behind them folded in."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    gain = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        gain = gain * norm.weight.double()
+    shift = (0 if bias is None else bias.double()) - norm.running_mean.double()
+    moved = shift * gain + (0 if norm.bias is None else norm.bias.double())
+    return (scale.double() * gain).float(), moved.float()
+
+
 def find_line(norm: nn.BatchNorm2d, values: Tensor) -> Line | None:
     """The line of a batch norm, if a kernel gives the norm's bits for all of ``values``.
 

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from proxbit.engine.forms import INPUT8
 from proxbit.engine.fusing import fuse
-from proxbit.engine.packed import PackedLayer, packed_layers, with_norm
+from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.packed_layers import PackedLinear
 from proxbit.engine.routes import FEWEST
+from proxbit.engine.tails import with_norm
 from proxbit.export.dialects import dense_layer
 from proxbit.packfile.bits import byte_count, pack_bits
 
