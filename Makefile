@@ -20,6 +20,7 @@ check: $(VENV)/check.done  ## lint, format, types; layers, glossary and pages
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.13
+	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml .
 	$(BIN)/python -m pytest -m 'not slow' tests/test_architecture.py tests/test_glossary.py tests/test_site.py
 	$(BIN)/python tools/write_docs.py --check
 

@@ -70,7 +70,7 @@ def parq(model: nn.Module) -> Learner:
     A period of 1 renews the scale at each step as ours does, and is the faster choice here: other
     steps look each weight up with ``bucketize``.
     """
-    from torchao.prototype.parq import LSBQuantizer, ProxHardQuant, QuantOptimizer  # type: ignore[import-untyped]
+    from torchao.prototype.parq import LSBQuantizer, ProxHardQuant, QuantOptimizer
 
     binary = [layer.weight for layer in inner_layers(model).values()]
     taken = {id(weight) for weight in binary}
@@ -89,8 +89,8 @@ def brevitas(model: nn.Module) -> Learner:
 
 
 def brevitas_twin(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    from brevitas.nn import QuantConv2d, QuantLinear  # type: ignore[import-untyped]
-    from brevitas.quant import SignedBinaryWeightPerTensorConst as Binary  # type: ignore[import-untyped]
+    from brevitas.nn import QuantConv2d, QuantLinear
+    from brevitas.quant import SignedBinaryWeightPerTensorConst as Binary
 
     options: dict[str, Any] = {"bias": layer.bias is not None, "weight_quant": Binary}
     twin: nn.Module

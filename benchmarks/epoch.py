@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from evidence import environment, write_section
@@ -36,14 +37,15 @@ from proxbit.train.config import Config
 from proxbit.train.fitting import open_run
 
 PACKAGES = ("proxbit", "torch")
+Part = tuple[dict[str, Any], bool, int]
 # Options, torch's fused attention, bytes of decoded images in memory. The first one is "before".
-PARTS = {
+PARTS: dict[str, Part] = {
     "float32, images decoded anew": ({"precision": "no"}, True, 0),
     "+ images in memory": ({"precision": "no"}, True, 2**30),
     "+ bfloat16": ({"precision": "bf16"}, True, 2**30),
     "+ plain attention: `--precision bf16`": ({"precision": "bf16"}, False, 2**30),
 }
-PATCHES = {  # of a vision transformer
+PATCHES: dict[str, Part] = {  # of a vision transformer
     f"+ `--patch-drop {share}`": ({"precision": "bf16", "patch_drop": share}, False, 2**30)
     for share in (0.5, 0.75)
 }
@@ -57,11 +59,12 @@ network is built first in turn. *data alone*: shuffle, crop, flip and normalize 
 """
 
 
-def bare_steps(model_name: str, batch: int, steps: int):
+def bare_steps(model_name: str, batch: int, steps: int) -> Iterator[float]:
     """A loop without anything: an iterator that takes one step at a time."""
     torch.manual_seed(0)
     images, generator = fashion_mnist(), Generator().manual_seed(0)
-    model = build(model_name, channels=1).to(memory_format=torch.channels_last)
+    model = build(model_name, channels=1)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pb.binarize(model, "bnn++")
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     pb.attach(model, optimizer, steps=steps)
@@ -150,7 +153,7 @@ def steps_with(config: Config, fused: bool, memory: int) -> Iterator[int]:
     for network in (trainer.core, trainer.prepared.teacher):
         for module in network.modules() if network is not None else ():
             if hasattr(module, "fused_attn"):
-                module.fused_attn = fused
+                module.fused_attn = fused  # type: ignore[assignment]
     trainer.begin()
     trainer.model.train()
     for epoch in range(config.epochs):
@@ -159,9 +162,10 @@ def steps_with(config: Config, fused: bool, memory: int) -> Iterator[int]:
             yield len(x)
 
 
-def parts_table(parts: dict, options: dict, steps: int) -> list[str]:
+def parts_table(parts: dict[str, Part], options: dict[str, Any], steps: int) -> list[str]:
     """Images per second with each part added to those before it."""
-    runs, times = {}, {name: [] for name in parts}
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    runs = {}
     for name, (changes, fused, memory) in parts.items():
         config = Config(**options, **changes, epochs=10**6, float_epochs=0, pretrain=0)
         runs[name] = steps_with(config, fused, memory)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def team(threads: int) -> dict[str, str]:
     kind = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * 2, *(ctypes.c_uint,) * 2)
     begin = kind(("GOMP_parallel", here))
     begin(nothing, None, threads, 0)  # the threads come into being
-    alone, together = (middle_seconds(lambda n=n: begin(nothing, None, n, 0)) for n in (1, threads))
+    alone, together = (middle_seconds(partial(begin, nothing, None, n, 0)) for n in (1, threads))
     return {"team": f"{threads} threads meet in {(together - alone) * 1e6:.1f} µs"}
 
 

@@ -238,12 +238,15 @@ def scaling(rows: Sequence[Row]) -> Iterator[str]:
     """How much faster the packed networks are than on one thread, and beside them the float one."""
     ms = {(row.case, row.contender, row.threads): row.timing.us / 1000 for row in rows}
     for (case, who, threads), now in ms.items():
-        one, floats = ms.get((case, who, 1)), [ms.get((case, "float", n)) for n in (1, threads)]
-        if who not in TASKS or threads == 1 or one is None or None in floats:
+        one, before, after = (
+            ms.get(key, 0.0)
+            for key in ((case, who, 1), (case, "float", 1), (case, "float", threads))
+        )
+        if who not in TASKS or threads == 1 or not (one and before and after):
             continue
         times = one / now
         text = f"- {who} of {case} on {threads}: {one:.2f} -> {now:.2f} ms, {times:.2f}x"
-        text += f" (float {floats[0] / floats[1]:.2f}x)"
+        text += f" (float {before / after:.2f}x)"
         if threads == 2 and who == "BWA" and case.batch == 1 and case.model in SCALED:
             text += f"; aim {SCALE:g}x {'reached' if times >= SCALE else 'missed'}"
         yield text

@@ -18,7 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from functools import cache
 from itertools import product
@@ -56,9 +56,8 @@ PHASES = ("soft", "hardened")
 
 def settle(asked: Options) -> Options:
     """All options of a run that asks for some."""
-    config = Config(
-        **({"model": MODEL, "weights": "given", "new_head": False, "image_size": 32} | BASE | asked)
-    )
+    given: Any = {"model": MODEL, "weights": "given", "new_head": False, "image_size": 32}
+    config = Config(**(given | BASE | asked))
     settled = asdict(resolve(config, skeleton(MODEL)))
     return {name: value for name, value in settled.items() if name not in PLACES}
 
@@ -91,7 +90,10 @@ def _value(name: str, text: str) -> object:
     if name not in kinds:
         raise SystemExit(f"{name!r} is no option of proxbit train: see proxbit train --help")
     kind = kinds[name].removesuffix(" | None")
-    return {"str": str, "int": int, "float": float, "bool": json.loads}[kind](text)
+    read: dict[str, Callable[[str], object]] = {
+        "str": str, "int": int, "float": float, "bool": json.loads,
+    }  # fmt: skip
+    return read[kind](text)
 
 
 def run(options: Options, places: Options, work: Path, threads: int) -> Options:

@@ -74,7 +74,7 @@ def noise(x: Tensor) -> Any:
     """Inputs to calibrate with."""
     base = importlib.import_module("onnxruntime.quantization").CalibrationDataReader
 
-    class Noise(base):  # type: ignore[misc]
+    class Noise(base):  # type: ignore[misc, valid-type]
         left = CALIBRATION
 
         def get_next(self) -> dict[str, Any] | None:
