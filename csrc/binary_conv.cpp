@@ -97,11 +97,13 @@ bool sees_pixels(const Plan& plan, const Input& input) {
   return input.bits && alone && borderless && plan.pixel_bytes == padded_bytes(plan.pixel_bytes);
 }
 
-// As many rows as stay in an L2 cache between the kernel that writes them and what follows.
-int64_t followed_at_once(int64_t width) {
+// Rows of a block: where something follows, as many as stay in an L2 cache until then. Backends that prepare a panel for
+// each block of rows take blocks as large as they can.
+int64_t block_rows(const Share& share, int64_t row_bytes, int64_t width, bool followed) {
   constexpr int64_t kFloats = 32 * 1024, kFewest = 32;
-  const int64_t tile = binary_kernels().tile;
-  return std::max(kFewest, kFloats / width / tile * tile);
+  const int64_t most = rows_at_once(share.count, row_bytes, 1), tile = binary_kernels().tile;
+  if (!followed || binary_kernels().row_cost > 1) return most;
+  return std::min(most, std::max(kFewest, kFloats / width / tile * tile));
 }
 
 // Calls body(first, count) for one block of a share after the other.
@@ -125,8 +127,7 @@ void convolve_rows(const pb_binary& layer, const Plan& plan, const Input& input,
   const int64_t line = share.first / plan.out_width, last = (share.first + share.count - 1) / plan.out_width;
   const bool ready = sees_pixels(plan, input);
   const Strip strip = ready ? Strip{} : strip_of(plan, input, share, line, last - line + 1);
-  const int64_t most = rows_at_once(share.count, bytes, 1);
-  for_blocks(share, out.then ? std::min(most, followed_at_once(width)) : most, [&](int64_t first, int64_t count) {
+  for_blocks(share, block_rows(share, bytes, width, out.then), [&](int64_t first, int64_t count) {
     const int64_t row = share.image * plan.positions() + first;
     const uint8_t* rows = ready ? input.bits + row * bytes : nullptr;
     if (!ready) {
