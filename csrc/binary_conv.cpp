@@ -97,13 +97,11 @@ bool sees_pixels(const Plan& plan, const Input& input) {
   return input.bits && alone && borderless && plan.pixel_bytes == padded_bytes(plan.pixel_bytes);
 }
 
-// Rows of a block: where something follows, as many as stay in an L2 cache until then. Backends that prepare a panel for
-// each block of rows take blocks as large as they can.
+// Rows of a block: where something follows, as many as stay in an L2 cache until then.
 int64_t block_rows(const Share& share, int64_t row_bytes, int64_t width, bool followed) {
   constexpr int64_t kFloats = 32 * 1024, kFewest = 32;
   const int64_t most = rows_at_once(share.count, row_bytes, 1), tile = binary_kernels().tile;
-  if (!followed || binary_kernels().row_cost > 1) return most;
-  return std::min(most, std::max(kFewest, kFloats / width / tile * tile));
+  return followed ? std::min(most, std::max(kFewest, kFloats / width / tile * tile)) : most;
 }
 
 // Calls body(first, count) for one block of a share after the other.
