@@ -101,9 +101,9 @@ def test_no_way_for_other_shapes_types_and_options() -> None:
     assert find_way(q, k[:, :1], v[:, :1]) is None
     step, mask = AttentionStep(), torch.randn(20, 20)
     for options in ({"attn_mask": mask}, {"is_causal": True}, {"scale": 0.5}):
-        assert torch.equal(step(q, k, v, **options), attention(q, k, v, **options))
+        assert torch.equal(step.forward(q, k, v, **options), attention(q, k, v, **options))
         assert step.way is None
-    assert torch.equal(step(q, k, v, mask), attention(q, k, v, mask))
+    assert torch.equal(step.forward(q, k, v, mask), attention(q, k, v, mask))
 
 
 def test_a_way_takes_what_it_was_made_for() -> None:

@@ -56,10 +56,10 @@ def test_the_step_has_the_bits_of_the_layer_on_any_number_of_threads(
         with on_threads(threads):
             for shape in ((1, inputs), (1, 1, inputs), (inputs,), (3, inputs), (2, 1, inputs)):
                 x = torch.randn(shape)
-                assert torch.equal(step(x), layer(x))
-                assert step(x).shape == layer(x).shape
+                assert torch.equal(step.forward(x), layer(x))
+                assert step.forward(x).shape == layer(x).shape
             doubled = layer.double()(x.double())
-            assert torch.equal(step(x.double()), doubled)
+            assert torch.equal(step.forward(x.double()), doubled)
             layer.float()
     shared = outputs * inputs >= one_row.FEWEST_WEIGHTS
     assert set(step.parts) == ({2, 3, 4} if shared else set())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import proxbit as pb
 from proxbit.engine.forms import PackedForm
-from proxbit.engine.held_signs import order_of, rows_from, stream_of
+from proxbit.engine.held_signs import rows_from, stream_of
 from proxbit.engine.packed import packed_layers
 from proxbit.kernels import inference as kernels
 from proxbit.packfile.bits import pack_bits
@@ -91,10 +91,10 @@ def test_the_count_sees_a_float_copy() -> None:
 def test_rows_turn_back_into_the_stream(channels: int, taps: int, binary: bool) -> None:
     shape = (7, channels, taps)
     signs = torch.randint(2, shape) * 2 - 1
-    order = order_of(PackedForm(7, channels * taps, binary=binary, taps=taps))
+    form = PackedForm(7, channels * taps, binary=binary, taps=taps)
     bits = pack_bits(signs)
-    rows = rows_from(bits, shape, order)
-    assert torch.equal(stream_of(rows, shape, order), bits)
+    rows = rows_from(bits, shape, form)
+    assert torch.equal(stream_of(rows, shape, form), bits)
     expected = [
         pack_bits(row.t() if not binary else nn.functional.pad(row.t(), (0, -channels % 8)))
         for row in signs

@@ -93,8 +93,9 @@ class PackedForm(NamedTuple):
 
 def lay_out(rows: Tensor, form: PackedForm) -> Tensor:
     """Rows of bits, [groups * outputs, row_bytes], in the order in which the kernels read them."""
-    if form.depthwise:  # places of the window instead of channels
-        return _turned(rows, form.taps, form.groups)
+    if form.depthwise:  # from [channels, taps], a byte each, to a bit each, [taps, channels]
+        signs = np.ascontiguousarray(rows.numpy().reshape(form.groups, form.taps).T)
+        return torch.from_numpy(np.packbits(signs, axis=1, bitorder="little"))
     lib = kernels.library()
     make = lib.pb_make_panels if form.binary else lib.pb_make_weights
     laid = torch.empty(form.groups, _panel_bytes(form), dtype=torch.uint8)
@@ -116,12 +117,6 @@ def read_out(laid: Tensor, form: PackedForm, lib: Any) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _turned(rows: Tensor, taps: int, channels: int) -> Tensor:
-    """Of one sign per byte, [channels, taps], one per bit, [taps, bytes of channels]."""
-    signs = np.ascontiguousarray(rows.numpy().reshape(channels, taps).T)
-    return torch.from_numpy(np.packbits(signs, axis=1, bitorder="little"))
-
-
 def _length(form: PackedForm) -> int:
     """The length of a row: in bytes with binary inputs, in bits with float ones."""
     return form.row_bytes if form.binary else form.products
@@ -130,9 +125,8 @@ def _length(form: PackedForm) -> int:
 def _panel_bytes(form: PackedForm) -> int:
     """Bytes of one group's weights as the kernels read them."""
     lib = kernels.library()
-    if form.binary:
-        return int(lib.pb_panel_bytes(form.outputs, form.row_bytes))
-    return int(lib.pb_weight_bytes(form.outputs, form.products))
+    count = lib.pb_panel_bytes if form.binary else lib.pb_weight_bytes
+    return int(count(form.outputs, _length(form)))
 
 
 def _laid_bytes(form: PackedForm) -> int:

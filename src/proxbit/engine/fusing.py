@@ -129,8 +129,7 @@ def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]], depthwise: bool) -
     for name, module in reversed(chain[1:]):  # the activation before the norm that carries it
         if any(module is each for each in folded):
             kind, place = (FoldedNorm if name.endswith(NORM) else Folded), name.removesuffix(NORM)
-            owner, _, attribute = place.rpartition(".")
-            setattr(net.get_submodule(owner), attribute, kind(net.get_submodule(place), first))
+            net.set_submodule(place, kind(net.get_submodule(place), first))
 
 
 def _to_activation(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
@@ -165,7 +164,7 @@ def _to_next_layer(first: PackedLayer, after: list[nn.Module], depthwise: bool) 
     folded = [module for module in between if not isinstance(module, PASSING)]
     assert isinstance(target, PackedLayer)
     first.finish_with(folded, target=target)
-    if not first.hands_on_bits():
+    if first.bounds() is None:
         first.finish_with([])
         return _to_norm(first, after)
     return folded

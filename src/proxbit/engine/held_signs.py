@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +18,6 @@ from torch import Tensor
 
 from proxbit.engine.forms import PackedForm, lay_out, read_out
 from proxbit.kernels import inference as kernels
-
-Order: TypeAlias = tuple[int, int, int, bool, int]
 
 
 class HeldSigns:
@@ -29,7 +27,7 @@ class HeldSigns:
         """Take the signs in row-major order, eight to a byte."""
         self.shape = shape
         self._bits: Tensor | None = bits
-        self._laid: dict[Order, Tensor] = {}
+        self._laid: dict[PackedForm, Tensor] = {}
         self._lent: weakref.ref[Tensor] | None = None
         self._by: Any = None  # the library that laid them out
         self.device = bits.device
@@ -40,9 +38,9 @@ class HeldSigns:
         held, lent = self._bits, self._lent() if self._lent is not None else None
         if held is not None or lent is not None:
             return held if held is not None else lent  # type: ignore[return-value]
-        order, laid = next(iter(self._laid.items()))
+        form, laid = next(iter(self._laid.items()))
         with torch.inference_mode(False):
-            bits = stream_of(read_out(laid, form_of(order), self._by), self.shape, order)
+            bits = stream_of(read_out(laid, form, self._by), self.shape, form)
         self._lent = weakref.ref(bits)
         return bits
 
@@ -53,12 +51,12 @@ class HeldSigns:
 
     def laid_out(self, form: PackedForm) -> Tensor:
         """The signs in the order in which the kernel of this form reads them."""
-        order = order_of(form)
-        laid = self._laid.get(order)
+        form = in_order(form)
+        laid = self._laid.get(form)
         if laid is None:
             with torch.inference_mode(False), torch.no_grad():
-                laid = lay_out(rows_from(self.bits, self.shape, order), form)
-            self._laid, self._by = self._laid | {order: laid}, kernels.library()
+                laid = lay_out(rows_from(self.bits, self.shape, form), form)
+            self._laid, self._by = self._laid | {form: laid}, kernels.library()
             self._bits = None
         return laid
 
@@ -78,40 +76,34 @@ def _sent(data: bytes, device: str, shape: tuple[int, ...]) -> HeldSigns:
     return HeldSigns(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), shape)
 
 
-def order_of(form: PackedForm) -> Order:
-    """The numbers that the order of the bits depends on."""
-    return form.outputs, form.products, form.groups, form.binary, form.taps
+def in_order(form: PackedForm) -> PackedForm:
+    """The form with the numbers alone that the order of the bits depends on."""
+    return PackedForm(form.outputs, form.products, form.groups, form.binary, taps=form.taps)
 
 
-def form_of(order: Order) -> PackedForm:
-    """A form with this order of bits."""
-    outputs, products, groups, binary, taps = order
-    return PackedForm(outputs, products, groups, binary, taps=taps)
-
-
-def rows_from(bits: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
+def rows_from(bits: Tensor, shape: tuple[int, ...], form: PackedForm) -> Tensor:
     """Rows of bits, one per output: positions of a window first, then channels.
 
     With binary inputs, the channels of each position begin with a new byte.
     """
-    _, products, _, binary, taps = order
+    products, taps = form.products, form.taps
     if taps == 1 and products % 8 == 0:
         return bits.reshape(shape[0], products // 8)
     signs = np.unpackbits(bits.numpy(), bitorder="little")[: math.prod(shape)]
     moved = signs.reshape(shape[0], products // taps, taps).transpose(0, 2, 1)
-    flat = moved if binary else moved.reshape(shape[0], 1, products)
+    flat = moved if form.binary else moved.reshape(shape[0], 1, products)
     packed = np.packbits(flat, axis=-1, bitorder="little")
     return torch.from_numpy(packed.reshape(shape[0], -1))
 
 
-def stream_of(rows: Tensor, shape: tuple[int, ...], order: Order) -> Tensor:
+def stream_of(rows: Tensor, shape: tuple[int, ...], form: PackedForm) -> Tensor:
     """The reverse of :func:`rows_from`."""
-    _, products, _, binary, taps = order
+    products, taps = form.products, form.taps
     if taps == 1 and products % 8 == 0:
         return rows.reshape(-1)
     channels = products // taps
-    groups = rows.numpy().reshape(shape[0], taps if binary else 1, -1)
-    signs = np.unpackbits(groups, axis=-1, bitorder="little")
-    signs = signs[..., :channels] if binary else signs[..., :products]
+    parts, each = (taps, channels) if form.binary else (1, products)
+    packed = rows.numpy().reshape(shape[0], parts, -1)
+    signs = np.unpackbits(packed, axis=-1, count=each, bitorder="little")
     moved = signs.reshape(shape[0], taps, channels).transpose(0, 2, 1)
     return torch.from_numpy(np.packbits(moved.reshape(-1), bitorder="little"))

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed import packed_layers
 from proxbit.engine.packed_attention import PackedMultiheadAttention, projection_names
 from proxbit.engine.packing import find_precision, finish
 from proxbit.engine.routes import is_usual
-from proxbit.engine.saving import REPLACEMENTS, inside_attention, own_names
+from proxbit.engine.saving import REPLACEMENTS, float_tensors
 from proxbit.engine.twins import carry_over, is_plain, layer_for
 from proxbit.engine.unpacked import keep_facts, take_note
 from proxbit.models.building import build, make
@@ -281,12 +281,7 @@ def _place(net: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 def _load_floats(net: nn.Module, floats: dict[str, Tensor], tied: dict[str, str]) -> None:
     """Fill in all other tensors; the first that does not fit is named."""
-    own = own_names(net)
-    wanted = {name: t for name, t in net.state_dict().items() if name not in own}
-    for name, module in net.named_modules(remove_duplicate=False):
-        packed = isinstance(module, PackedLayer) and not inside_attention(net, name)
-        if packed and module.bias is not None:
-            wanted[f"{name}.bias".lstrip(".")] = module.bias
+    wanted = dict(float_tensors(net))
     for name, tensor in floats.items():
         if name not in wanted:
             raise ValueError(f"it has a tensor {name!r}, and the skeleton has none")

@@ -180,17 +180,13 @@ class PackedLayer(nn.Module):
         return find_line(norm, values.flatten(1))
 
     def bounds(self) -> Bounds | None:
-        """Which sums are +1 to the target; None where they are no intervals, or there is none."""
+        """Which sums are +1 to the target; None where it cannot get bits, or there is none."""
         sums = possible_sums(self.form) if self.target else None
         if sums is None:
             return None
         steps = (self.finished, *self.after)
         dims = len(self.shape) - 2
         return find_bounds(sums, self.shape[0], dims, steps, self.target[0].shift)
-
-    def hands_on_bits(self) -> bool:
-        """Whether the next layer can get its input as bits; checked before modules are folded."""
-        return self.bounds() is not None
 
     def _scales(self) -> Tensor:
         return self.scale.float().expand(self.shape[0]).contiguous()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn import functional
 
 # What has outputs whose shape follows from the shapes of its inputs, whatever their values are.
@@ -37,14 +37,12 @@ class Plan:
     """A forward for inputs of one shape.
 
     Attributes:
-        steps: The modules that stand in it for several others.
+        steps: What stands in it for several modules each.
         source: The function in words.
     """
 
-    def __init__(
-        self, graph: fx.Graph, held: dict[str, Any], steps: Iterable[nn.Module] = ()
-    ) -> None:
-        """Write the function; ``held`` has the modules and tensors that the graph names."""
+    def __init__(self, graph: fx.Graph, held: dict[str, Any], steps: Iterable[object] = ()) -> None:
+        """Write the function; ``held`` has the modules, steps and tensors that the graph names."""
         self.steps = tuple(steps)
         self.bound = SimpleNamespace()
         for number, node in enumerate(graph.nodes):

@@ -64,17 +64,16 @@ class _Steps:
         seen: dict[PackedLayer, Tensor],
     ) -> None:  # fmt: skip
         self.net, self.graph, self.modules, self.seen = net, graph, modules, seen
-        self.steps: dict[str, nn.Module] = {}
+        self.steps: dict[str, Any] = {}
 
     def held(self) -> dict[str, Any]:
         """Everything that the graph names."""
         named: dict[str, Any] = {}
         for node in self.graph.nodes:
             if node.op == "call_module":
-                name = str(node.target)
-                named[name] = self.steps[name] if name in self.steps else self.modules[name]
+                named[str(node.target)] = self._module(node)
             elif node.op == "get_attr":
-                named[str(node.target)] = _attribute(self.net, str(node.target))
+                named[str(node.target)] = operator.attrgetter(str(node.target))(self.net)
         return named
 
     def place(self) -> None:
@@ -93,17 +92,16 @@ class _Steps:
                 self._replace([node], PoolStep(module), node.args)
             elif type(module) is nn.Linear and self.steps and len(node.args) == 1:
                 self._place_float(node, module)
-        for node in list(self.graph.nodes):
-            step = self._module(node)
-            if isinstance(step, ConvStep):
-                step.inside = self._inside(node)
-        for node in list(self.graph.nodes):
-            step = self._module(node)
-            if isinstance(step, ConvStep):
-                self._hand_on_signs(node, step)
+        steps = [(node, self._module(node)) for node in self.graph.nodes]
+        convs = [(node, step) for node, step in steps if isinstance(step, ConvStep)]
+        for node, step in convs:
+            step.inside = self._inside(node)
+        for node, step in convs:
+            self._hand_on_signs(node, step)
         self.graph.lint()
 
-    def _module(self, node: fx.Node) -> nn.Module | None:
+    def _module(self, node: fx.Node) -> Any:
+        """The module or step that a node calls; None where it calls something else."""
         if node.op != "call_module":
             return None
         name = str(node.target)
@@ -199,9 +197,7 @@ class _Steps:
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
 
-    def _replace(
-        self, chain: list[fx.Node], step: nn.Module, args: Any, options: Any = None
-    ) -> None:
+    def _replace(self, chain: list[fx.Node], step: object, args: Any, options: Any = None) -> None:
         """One step instead of a chain of nodes."""
         name = f"step_{len(self.steps)}"
         self.steps[name] = step
@@ -213,14 +209,12 @@ class _Steps:
 
     def _inside(self, node: fx.Node) -> bool:
         """Whether only convolutions of the plan take the value."""
-        return bool(node.users) and all(self._takes_any(user, node) for user in node.users)
-
-    def _takes_any(self, user: fx.Node, node: fx.Node) -> bool:
-        return isinstance(self._module(user), ConvStep) and node in user.args
+        kinds = [isinstance(self._module(user), ConvStep) for user in node.users]
+        return bool(kinds) and all(kinds)
 
     def _hand_on_signs(self, node: fx.Node, step: ConvStep) -> None:
         takers = [user for user in node.users if self._takes_signs(user, node, step)]
-        if not takers or step.layer[0].target:
+        if not takers or step.layer.target:
             return
         step.signs = True
         with self.graph.inserting_after(node):
@@ -238,10 +232,10 @@ class _Steps:
         taker = self._module(user)
         if not isinstance(taker, ConvStep) or user.args[0] is not node:
             return False
-        layer = taker.layer[0]
+        layer = taker.layer
         alone = layer.form.takes_bits and layer.shift is None
         channels = layer.shape[1] * layer.form.groups
-        return alone and channels == step.layer[0].shape[0]
+        return alone and channels == step.layer.shape[0]
 
 
 def _of(node: Any, target: Any) -> tuple[Any, ...]:
@@ -250,8 +244,3 @@ def _of(node: Any, target: Any) -> tuple[Any, ...]:
         return (None,)
     rest = node.args[1:]
     return tuple(rest[0]) if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
-
-
-def _attribute(net: nn.Module, name: str) -> Any:
-    owner, _, key = name.rpartition(".")
-    return getattr(net.get_submodule(owner), key)

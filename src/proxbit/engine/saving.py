@@ -61,7 +61,7 @@ def save(
 def contents(net: nn.Module) -> Contents:
     """The contents of a file of this packed network."""
     _require_packed(net)
-    weights, floats = dict(_weights(net)), dict(_floats(net))
+    weights, floats = dict(_weights(net)), dict(float_tensors(net))
     whole = {id(t): name for name, t, _ in unpacked_weights(net)}
     tied = _other_names({name: _identity(weight) for name, weight in weights.items()})
     tied |= _other_names({name: id(t) for name, t in floats.items()}, whole)
@@ -97,7 +97,7 @@ def _weights(net: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
         prefix = f"{name}." if name else ""
         if isinstance(module, PackedMultiheadAttention):
             found = module.packed(prefix)
-        elif isinstance(module, PackedLayer) and not inside_attention(net, name):
+        elif isinstance(module, PackedLayer) and not _inside_attention(net, name):
             found = iter([module.packed(f"{prefix}weight")])
         else:
             found = _hard_weights(name, module)
@@ -121,15 +121,14 @@ def _hard_weights(name: str, module: nn.Module) -> Iterator[PackedWeight]:
         yield packed
 
 
-def _floats(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def float_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every other tensor under the name that the float network has for it, tied ones repeatedly."""
-    skip = own_names(net)
-    folded = _folded(net)
+    skip, folded = _own_names(net), _folded(net)
     for name, tensor in net.state_dict(keep_vars=True).items():
         if name not in skip:
             yield _unfolded(name, folded), tensor
     for name, module in net.named_modules(remove_duplicate=False):
-        packed = isinstance(module, PackedLayer) and not inside_attention(net, name)
+        packed = isinstance(module, PackedLayer) and not _inside_attention(net, name)
         if packed and module.bias is not None:
             yield f"{name}.bias".lstrip("."), module.bias
 
@@ -148,7 +147,7 @@ def _unfolded(name: str, folded: list[str]) -> str:
     return name
 
 
-def own_names(net: nn.Module) -> set[str]:
+def _own_names(net: nn.Module) -> set[str]:
     """Where packed layers keep their tensors: not a part of the float network's names."""
     return {
         f"{name}.{part}".lstrip(".")
@@ -158,7 +157,7 @@ def own_names(net: nn.Module) -> set[str]:
     }
 
 
-def inside_attention(net: nn.Module, name: str) -> bool:
+def _inside_attention(net: nn.Module, name: str) -> bool:
     """Whether a packed layer is one of the three projections of a packed attention."""
     owner, found, _ = f".{name}".rpartition(".projections.")
     return bool(found) and isinstance(net.get_submodule(owner[1:]), PackedMultiheadAttention)

@@ -1,7 +1,11 @@
-"""Single steps of a plan: a packed layer with what stands around it in the graph of its network."""
+"""Single steps of a plan: a packed layer with what stands around it in the graph of its network.
+
+They are no modules: the layers stay where they are in their network, and a plan calls ``forward``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,25 +19,27 @@ from proxbit.engine.tails import following
 from proxbit.packfile.bits import byte_count
 
 
-class ConvStep(nn.Module):
+@dataclass(eq=False)
+class ConvStep:
     """A packed convolution, then a sum and an activation, in one go; it can give signs as well.
 
     Attributes:
+        layer: The convolution.
         last: Whether the network would have its output with the channels last in memory.
         inside: Whether only steps take the output, which do not mind how it lies in memory.
         activation: What follows the sum.
         signs: Whether to give the signs of the output as bits, too.
     """
 
-    def __init__(self, layer: PackedConv2d, last: bool) -> None:
-        """The layer stays where it is in its network."""
-        super().__init__()
-        self.layer, self.last, self.inside = (layer,), last, False
-        self.activation, self.signs = 0, False
+    layer: PackedConv2d
+    last: bool
+    inside: bool = False
+    activation: int = 0
+    signs: bool = False
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Any:
         """The output, or output and signs; ``x`` is an image of floats or of bits."""
-        layer = self.layer[0]
+        layer = self.layer
         kernel = layer._kernel or layer.prepare()
         assert kernel is not None
         if kernel.bounds is not None:
@@ -59,31 +65,32 @@ def _beside(size: tuple[int, ...], other: Tensor) -> Tensor:
     return other.contiguous(memory_format=torch.channels_last)
 
 
-class LinearStep(nn.Module):
+@dataclass(eq=False)
+class LinearStep:
     """A packed linear layer, and a sum with other values."""
 
-    def __init__(self, layer: PackedLinear) -> None:
-        """The layer stays where it is in its network."""
-        super().__init__()
-        self.layer = (layer,)
+    layer: PackedLinear
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """The sum; values of another shape or type are added by torch."""
-        return self.layer[0].plus(x, other)  # a plan holds only where nobody watches the layer
+        return self.layer.plus(x, other)  # a plan holds only where nobody watches the layer
 
 
-class RowStep(nn.Module):
-    """A float linear layer; where its input is a single row, all threads take part."""
+@dataclass(eq=False)
+class RowStep:
+    """A float linear layer; where its input is a single row, all threads take part.
 
-    def __init__(self, layer: nn.Linear) -> None:
-        """The layer stays where it is in its network; the first call on so many threads decides."""
-        super().__init__()
-        self.layer = (layer,)
-        self.parts: dict[int, int] = {}
+    Attributes:
+        layer: The layer.
+        parts: Into how many it is cut, by the number of threads: the first call on so many decides.
+    """
+
+    layer: nn.Linear
+    parts: dict[int, int] = field(default_factory=dict)
 
     def forward(self, x: Tensor) -> Tensor:
         """As the layer."""
-        layer, threads = self.layer[0], torch.get_num_threads()
+        layer, threads = self.layer, torch.get_num_threads()
         if threads == 1 or not takes(layer, x):
             return layer.forward(x)
         if threads not in self.parts:
@@ -92,31 +99,32 @@ class RowStep(nn.Module):
         return layer.forward(x) if parts == 1 else in_parts(x, layer.weight, layer.bias, parts)
 
 
-class PoolStep(nn.Module):
+@dataclass(eq=False)
+class PoolStep:
     """Max-pooling with the channels last, for steps: several times faster, and the same values."""
 
-    def __init__(self, pool: nn.MaxPool2d) -> None:
-        """The module stays where it is in its network."""
-        super().__init__()
-        self.pool = (pool,)
+    pool: nn.MaxPool2d
 
     def forward(self, x: Tensor) -> Tensor:
         """The largest of each window."""
-        pool = self.pool[0]
+        pool = self.pool
         return functional.max_pool2d(
             x.contiguous(memory_format=torch.channels_last), pool.kernel_size, pool.stride,
             pool.padding, pool.dilation, pool.ceil_mode,
         )  # fmt: skip
 
 
-class AttentionStep(nn.Module):
-    """Attention without a mask, where a kernel has the bits of torch and is faster."""
+@dataclass(eq=False)
+class AttentionStep:
+    """Attention without a mask, where a kernel has the bits of torch and is faster.
 
-    def __init__(self) -> None:
-        """The first call decides."""
-        super().__init__()
-        self.way: Way | None = None
-        self.asked = False
+    Attributes:
+        way: How the kernel computes; None where torch does.
+        asked: Whether that is decided, as the first call does it.
+    """
+
+    way: Way | None = None
+    asked: bool = False
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Tensor:
         """As ``scaled_dot_product_attention``."""
@@ -129,18 +137,19 @@ class AttentionStep(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, *rest, **options)
 
 
-class HeadsStep(nn.Module):
+@dataclass(eq=False)
+class HeadsStep:
     """Attention on the output of one projection, from its cut into heads to their joining.
 
     Attributes:
         sizes: Batch, rows, 3 for queries, keys and values, heads, width.
+        way: How the kernel computes; None where torch does.
+        asked: Whether that is decided, as the first call does it.
     """
 
-    def __init__(self, sizes: tuple[int, int, int, int, int]) -> None:
-        """The first call decides whether a kernel computes."""
-        super().__init__()
-        self.sizes, self.asked = sizes, False
-        self.way: Way | None = None
+    sizes: tuple[int, ...]
+    way: Way | None = None
+    asked: bool = False
 
     def forward(self, qkv: Tensor) -> Tensor:
         """Rows of heads side by side."""

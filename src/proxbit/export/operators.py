@@ -48,8 +48,7 @@ def exchanged(net: nn.Module, twin: Callable[[PackedLayer], nn.Module]) -> nn.Mo
                 twins[layer] = twin(layer)
             if not name:
                 return twins[layer]
-            owner, _, attribute = name.rpartition(".")
-            setattr(net.get_submodule(owner), attribute, twins[layer])
+            net.set_submodule(name, twins[layer])
     return net
 
 
