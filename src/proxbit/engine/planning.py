@@ -26,6 +26,4 @@ def planned_bytes(
     for weight in binary_weights(hollow):
         weight.quantizer.hard = weight.quantizer.method.binary
     held = contents(packed_copy(hollow))
-    about = held.about if labels is None else replace(held.about, labels=tuple(labels))
-    about = about if input is None else replace(about, input=input)
-    return file_bytes(replace(held, about=about))
+    return file_bytes(replace(held, about=held.about.told(labels, input)))

@@ -50,12 +50,8 @@ def save(
         input: What an input looks like: ``{"shape": [3, 32, 32], "mean": [...], "std": [...]}``.
     """
     held = contents(net)
-    about = replace(
-        held.about,
-        labels=held.about.labels if labels is None else tuple(labels),
-        input=held.about.input if input is None else input,
-    )
-    write(replace(held, about=about), path, float_rest=float_rest, tables=tables)
+    held = replace(held, about=held.about.told(labels, input))
+    write(held, path, float_rest=float_rest, tables=tables)
 
 
 def contents(net: nn.Module) -> Contents:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,15 +159,12 @@ def _operations(net: nn.Module, example: Any) -> dict[str, int]:
     """Products of each packed layer in one forward."""
     counts: dict[str, int] = {}
 
-    def counter(name: str) -> Any:
-        def count(layer: PackedLayer, _: Any, out: torch.Tensor) -> None:
-            handed_on = out.dtype == torch.uint8  # bits: the last dim holds the outputs
-            outputs = out.numel() // out.shape[-1] * layer.shape[0] if handed_on else out.numel()
-            counts[name] = counts.get(name, 0) + outputs * layer.form.products
+    def count(name: str, layer: PackedLayer, _: Any, out: torch.Tensor) -> None:
+        handed_on = out.dtype == torch.uint8  # bits: the last dim holds the outputs
+        outputs = out.numel() // out.shape[-1] * layer.shape[0] if handed_on else out.numel()
+        counts[name] = counts.get(name, 0) + outputs * layer.form.products
 
-        return count
-
-    handles = (layer.register_forward_hook(counter(name)) for name, layer in packed_layers(net))
-    with torch.no_grad(), hooked(handles):
+    hooks = ((layer, partial(count, name)) for name, layer in packed_layers(net))
+    with torch.no_grad(), hooked(layer.register_forward_hook(hook) for layer, hook in hooks):
         run(net, example)
     return counts

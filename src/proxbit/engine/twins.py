@@ -143,9 +143,8 @@ def carry_over(name: str, old: nn.Module, new: nn.Module) -> nn.Module:
     for key, child in old.named_children():
         if key not in ("binary", "parametrizations", *dict(new.named_children())):
             new.add_module(key, child)
-    beside: list[tuple[dict[str, Any], dict[str, Any]]]
-    beside = [(new._parameters, old._parameters), (new._buffers, old._buffers)]
-    for mine, theirs in beside:
+    for held in ("_parameters", "_buffers"):
+        mine, theirs = vars(new)[held], vars(old)[held]
         mine.update({k: t for k, t in theirs.items() if k not in (*_TAKEN, *mine)})
     return new
 

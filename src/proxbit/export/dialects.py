@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -102,10 +101,13 @@ class BinaryInputs(nn.Module):
         signs: Tensor,
         scale: Tensor,
         shift: Tensor | None,
-        register: Callable[[Tensor], Tensor],
+        register: tuple[int, float],
         dialect: Dialect,
     ) -> None:
-        """Take the constants of a hard product; ``scale`` and ``shift`` fit the sums and inputs."""
+        """Take the constants of a hard product; ``scale`` and ``shift`` fit the sums and inputs.
+
+        ``register`` has bits and a slope; no bits for exact sums.
+        """
         super().__init__()
         self.register_buffer("one", scale.new_ones(()))
         self.register_buffer("scale", scale)
@@ -118,22 +120,14 @@ class BinaryInputs(nn.Module):
         """Signs, integer sum, register, scale, bias."""
         signs = self.dialect.inputs(x if self.shift is None else x - self.shift, self.one)
         sums = self.dialect.sums(op(signs, self.weight(weight), None))
-        held = self.register(sums)
+        bits, slope = self.register
+        held = cyclic(wrap(sums, bits), bits, slope) if bits else sums
         if bias is not None:
             return held * self.scale + (bias.reshape(-1, *self.scale.shape[1:]) + 0.0)
         if self.nonzero:
             return held * self.scale
         # No -0.0 where the scale is 0; runtimes would take out an addition of 0.
         return torch.zeros_like(self.scale) - held * -self.scale
-
-
-def _wrapped(sums: Tensor, bits: int, k: float) -> Tensor:
-    return cyclic(wrap(sums, bits), bits, k)
-
-
-def _register(bits: int, slope: float) -> Callable[[Tensor], Tensor]:
-    """The output of a register for a sum, without its bookkeeping."""
-    return partial(_wrapped, bits=bits, k=slope) if bits else nn.Identity()
 
 
 # ------------------------------------------------------------------------------------- hard models
@@ -161,7 +155,7 @@ def _product(product: BinaryProduct, latent: Tensor, dialect: Dialect) -> nn.Mod
     assert scale is not None and isinstance(inputs, InputQuantizer)
     register = (wraps.bits, wraps.k) if isinstance(wraps, WrapAccumulator) else (0, 0.0)
     shape = (-1, *(1 for _ in range(product.trailing)))
-    return BinaryInputs(signs, scale.reshape(shape), inputs.shift, _register(*register), dialect)
+    return BinaryInputs(signs, scale.reshape(shape), inputs.shift, register, dialect)
 
 
 def _weight(quantizer: WeightQuantizer, latent: Tensor, dialect: Dialect) -> ConstantWeight:
@@ -204,7 +198,7 @@ def dense_layer(layer: PackedLayer, dialect: Dialect = STANDARD) -> DenseLayer:
         return DenseLayer(layer, FloatInputs(weight))
     signs, trailing = unpack_bits(layer.bits, layer.shape), tuple(1 for _ in layer.shape[2:])
     shift = None if layer.shift is None else layer.shift.reshape(-1, *trailing)
-    register = _register(layer.form.register_bits, layer.form.slope)
+    register = layer.form.register_bits, layer.form.slope
     sums_scale = layer.scale.float().reshape(-1, *trailing)
     return DenseLayer(layer, BinaryInputs(signs, sums_scale, shift, register, dialect))
 

@@ -155,11 +155,9 @@ def _describe(
     proto: Any, model: nn.Module, labels: Sequence[str] | None, input: dict[str, Any] | None
 ) -> None:
     """The facts that a loader wants: the classes, and what an input looks like."""
-    known = facts_of(model)
-    held = known.labels if labels is None else tuple(labels)
-    form = known.input if input is None else input
+    known = facts_of(model).told(labels, input)
     proto.producer_name, proto.producer_version = "proxbit", __version__
-    facts = {"proxbit.labels": held, "proxbit.input": form}
+    facts = {"proxbit.labels": known.labels, "proxbit.input": known.input}
     for key, value in facts.items():
         if value is not None:
             entry = proto.metadata_props.add()

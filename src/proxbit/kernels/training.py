@@ -16,7 +16,7 @@ from ctypes import POINTER, byref, c_double, c_float, c_int, c_int32, c_int64, c
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from proxbit.core import maps, prox
 from proxbit.core.pairs import Map
 from proxbit.core.scales import Scale
 from proxbit.kernels.library import Signatures, agrees, check, declare, opened
+
+Given = TypeVar("Given", Tensor, Tensor | None)  # an absent tensor stays absent
 
 # Smaller tensors cost microseconds either way: they get torch's bits, those of the formulas.
 SMALLEST = 4096
@@ -226,23 +228,15 @@ def _channels_last(t: Tensor) -> bool:
     return t.is_contiguous(memory_format=torch.channels_last)
 
 
-@overload
-def _turned(t: Tensor) -> Tensor: ...
-@overload
-def _turned(t: Tensor | None) -> Tensor | None: ...
-def _turned(t: Tensor | None) -> Tensor | None:
+def _turned(t: Given) -> Given:
     """The channels last in name too; the shifts of channels as one row, which then fits them."""
     if t is None:
-        return None
+        return t
     return t.permute(0, 2, 3, 1) if t.dim() == 4 else t.flatten()
 
 
-@overload
-def _back(t: Tensor) -> Tensor: ...
-@overload
-def _back(t: Tensor | None) -> Tensor | None: ...
-def _back(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.permute(0, 3, 1, 2)
+def _back(t: Given) -> Given:
+    return t if t is None else t.permute(0, 3, 1, 2)
 
 
 def _half(t: Tensor) -> bool:

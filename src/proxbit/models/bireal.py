@@ -12,12 +12,12 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxbit.models.resnet import CifarResNet, blocks_for, conv3x3, he_normal, stage
+from proxbit.models.resnet import CifarResNet, PaddedShortcut, blocks_for, conv3x3, he_normal, stage
 
 STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
-class AveragedShortcut(nn.Module):
+class AveragedShortcut(PaddedShortcut):
     """The means of 2x2 pixels, and zeros for the channels that are new; it has no parameters.
 
     >>> import torch
@@ -25,16 +25,9 @@ class AveragedShortcut(nn.Module):
     tensor([0.0000, 1.5000, 0.0000])
     """
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        """Work out how many channels of zeros go on either side."""
-        super().__init__()
-        self.before = (out_channels - in_channels) // 2
-        self.after = out_channels - in_channels - self.before
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Halve the image and pad the channels."""
-        half = F.avg_pool2d(x, 2, ceil_mode=True)
-        return F.pad(half, (0, 0, 0, 0, self.before, self.after))
+    def halve(self, x: Tensor) -> Tensor:
+        """The means of 2x2 pixels."""
+        return F.avg_pool2d(x, 2, ceil_mode=True)
 
 
 def projection(in_channels: int, out_channels: int) -> nn.Sequential:

@@ -24,12 +24,16 @@ class PaddedShortcut(nn.Module):
         self.after = out_channels - in_channels - self.before
 
     def forward(self, x: Tensor) -> Tensor:
-        """Halve the image and pad the channels.
+        """Halve the image and pad the channels."""
+        return F.pad(self.halve(x), (0, 0, 0, 0, self.before, self.after))
+
+    def halve(self, x: Tensor) -> Tensor:
+        """Every second pixel.
 
         Pools of one pixel are x[:, :, ::2, ::2], but their gradient keeps the layout of x. That of
         a slice does not, and every norm before it pays for channels that are no longer last.
         """
-        return F.pad(F.avg_pool2d(x, 1, 2), (0, 0, 0, 0, self.before, self.after))
+        return F.avg_pool2d(x, 1, 2)
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:

@@ -123,14 +123,11 @@ class BinaryMultiheadAttention(nn.MultiheadAttention):
 
     def _products(self, inputs: list[Tensor]) -> list[Tensor]:
         """The three binary products."""
-        e, projected = self.embed_dim, []
-        for i, ((_, parameter, rows), product) in enumerate(
-            zip(self._projections(), self.binary, strict=True)
-        ):
-            bias = None if self.in_proj_bias is None else self.in_proj_bias[i * e : (i + 1) * e]
-            weight = self._rows(parameter, rows)
-            projected.append(product(inputs[i], weight, bias, functional.linear))
-        return projected
+        weights = [self._rows(parameter, rows) for _, parameter, rows in self._projections()]
+        bias = self.in_proj_bias
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        parts = zip(self.binary, inputs, weights, biases, strict=True)
+        return [product(x, w, b, functional.linear) for product, x, w, b in parts]
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -117,6 +117,11 @@ class About:
     labels: tuple[str, ...] | None = None
     input: dict[str, Any] | None = None
     made_by: str = ""
+
+    def told(self, labels: Sequence[str] | None, input: dict[str, Any] | None) -> About:
+        """The same facts, with labels and input where they are given."""
+        kept = self.labels if labels is None else tuple(labels)
+        return replace(self, labels=kept, input=self.input if input is None else input)
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,12 +118,11 @@ class _Way:
 
     def _keeps_the_keys(self) -> None:
         model, keys = self._binary(), set(self.plain.state_dict())
-        extra = sorted(k for k in set(model.state_dict()) - keys if not k.endswith(".shift"))
-        missing = sorted(keys - set(model.state_dict()))
-        if extra or missing:
+        odd = sorted(k for k in keys ^ set(model.state_dict()) if not k.endswith(".shift"))
+        if odd:
             self._fail(
-                f"the state_dict has the keys of the float model, and {(extra + missing)[0]!r} is "
-                "only in one of the two"
+                f"the state_dict has the keys of the float model, and {odd[0]!r} is only in one of "
+                "the two"
             )
         model.load_state_dict(self.plain.state_dict(), strict=True)
 

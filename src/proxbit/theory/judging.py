@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from proxbit.theory.axis import REACH, Axis, Bools, describe, runs
@@ -23,6 +23,7 @@ from proxbit.theory.curves import Array, Curve, cuts
 VARIES = 1e-6  # a change of B that counts, relative to the largest |B| of its stretch
 CLEAR = 64  # roundings that a movement must exceed to prove something
 ENOUGH = 1e4  # roundings that a movement must exceed to be measured
+NEAR = 31  # intervals on either side of one with which it is compared
 SHELLS = 90  # halvings towards a zero of B
 DIVERGES, CONVERGES = -0.002, -0.1  # powers of two by which a shell adds less than the one before
 
@@ -279,8 +280,9 @@ def _unresolved(axis: Axis, found: Findings) -> None:
     """Waves that are shorter than the intervals: nothing is known about them."""
     if not axis.bent.any():
         return
-    high = _window(np.maximum(axis.start, axis.start + axis.rise), np.maximum)
-    low = _window(np.minimum(axis.start, axis.start + axis.rise), np.minimum)
+    ends = np.stack([axis.start, axis.start + axis.rise])
+    near = sliding_window_view(np.pad(ends, ((0, 0), (NEAR, NEAR)), mode="edge"), 2 * NEAR + 1, 1)
+    high, low = near.max((0, 2)), near.min((0, 2))
     lost = axis.bent & (axis.size > 0.05 * (high - low))
     if lost.any():
         inner = np.abs(axis.middle[lost]).min()
@@ -288,20 +290,6 @@ def _unresolved(axis: Axis, found: Findings) -> None:
             f"F turns faster than the axis has points, first at |w| = {inner:.3g}: "
             f"ask within a smaller range, within=(-{inner / 2:.2g}, {inner / 2:.2g})"
         )
-
-
-def _window(values: Array, extreme: Any) -> Array:
-    """The extreme of the intervals near each."""
-    for shift in (1, 2, 4, 8, 16):
-        values = extreme(values, extreme(_moved(values, shift), _moved(values, -shift)))
-    return values
-
-
-def _moved(values: Array, by: int) -> Array:
-    moved = np.roll(values, by)
-    edge = slice(0, by) if by > 0 else slice(by, None)
-    moved[edge] = values[edge]
-    return moved
 
 
 def _far_end(axis: Axis, last: int) -> float:

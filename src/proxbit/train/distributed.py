@@ -32,7 +32,7 @@ class Distributed:
         world: How many processes there are on all machines.
         device: Where this process computes.
         precision: "no", "bf16" or "fp16": what was asked for, or what "auto" means here.
-        scaler: The loss scaling of fp16; None in any other precision.
+        scaler: The loss scaling of fp16, which does nothing in any other precision.
     """
 
     def __init__(self, precision: str = "no", cpu: bool = False, fsdp: bool = False) -> None:
@@ -47,9 +47,9 @@ class Distributed:
             distributed.init_process_group(backend, rank=self.rank, world_size=self.world)
         # That of the main process: machines may differ.
         self.precision = self.broadcast(choose_precision(precision, cpu))
-        fp16 = self.precision == "fp16"
         self.dtype = DTYPES.get(self.precision)
-        self.scaler = torch.amp.GradScaler(self.device.type) if fp16 else None
+        fp16 = self.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
 
     @property
     def main(self) -> bool:
@@ -109,7 +109,7 @@ class Distributed:
 
     def backward(self, loss: Tensor) -> None:
         """Gradients, scaled where the precision needs it."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.scaler.scale(loss).backward()
         self._require_gradients()
 
     def _require_gradients(self) -> None:
@@ -130,17 +130,13 @@ class Distributed:
 
     def clip_grad_norm(self, model: nn.Module, optimizer: Optimizer, norm: float) -> None:
         """Limit the norm of the whole gradient."""
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
+        self.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), norm)
 
     def step(self, optimizer: Optimizer) -> None:
         """One step, unless fp16 overflowed."""
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+        self.scaler.step(optimizer)
+        self.scaler.update()
 
     def all_sum(self, *values: float) -> list[float]:
         """The sums of some numbers over all processes."""
@@ -183,11 +179,11 @@ class Distributed:
 
     def scaler_state(self) -> dict[str, Any]:
         """The state of fp16's loss scaling, as plain numbers."""
-        return {} if self.scaler is None else dict(self.scaler.state_dict())
+        return dict(self.scaler.state_dict())
 
     def load_scaler(self, state: dict[str, Any]) -> None:
         """Take it back."""
-        if self.scaler is not None and state:
+        if state:
             self.scaler.load_state_dict(state)
 
 

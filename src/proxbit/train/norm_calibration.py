@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -73,9 +72,12 @@ class _Line:
         self.mean = torch.zeros(2, 1)
         self.moments = torch.zeros(2, 1)
 
-    def add(self, output: Tensor) -> None:
-        """Merge the means, and the variance of LN and its covariance with the output."""
-        y = output.flatten(0, -2)
+    def add(self, attention: nn.Module, args: Any, output: Any) -> None:
+        """After an attention: merge the means, the variance of LN, its covariance with the output.
+
+        PyTorch's attention also returns its weights.
+        """
+        y: Tensor = (output[0] if isinstance(output, tuple) else output).flatten(0, -2)
         y = y.to(torch.promote_types(y.dtype, torch.float32))
         both = torch.stack([functional.layer_norm(y, y.shape[-1:], eps=EPS), y])
         mean = both.mean(1)
@@ -99,7 +101,7 @@ def _fit(source: nn.Module, batches: Iterable[Any]) -> list[_Line]:
     found = attentions(source)
     lines = [_Line() for _ in found]
     watched = zip(found.values(), lines, strict=True)
-    hooks = (a.register_forward_hook(partial(_note, line)) for a, line in watched)
+    hooks = (attention.register_forward_hook(line.add) for attention, line in watched)
     with _without_norms(found.values()), hooked(hooks), observing(source):
         call_all(source, batches, "calibrate_norms")
     for name, line in zip(found, lines, strict=True):
@@ -109,10 +111,6 @@ def _fit(source: nn.Module, batches: Iterable[Any]) -> list[_Line]:
                 "and not a compiled one"
             )
     return lines
-
-
-def _note(line: _Line, _: nn.Module, args: Any, output: Any) -> None:
-    line.add(output[0] if isinstance(output, tuple) else output)
 
 
 @contextmanager

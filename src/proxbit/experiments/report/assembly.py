@@ -16,7 +16,7 @@ from proxbit.experiments.report.parts import ResultsReport, Section
 from proxbit.experiments.report.tables import grid_table
 from proxbit.experiments.reproduce.results import ResultLine, read_results
 from proxbit.util.files import write_or_say
-from proxbit.util.text import few, require_known
+from proxbit.util.text import few, grouped, require_known
 
 FORMATS = ("html", "markdown", "csv")
 _ENDINGS = {".html": "html", ".htm": "html", ".md": "markdown", ".csv": "csv"}
@@ -35,16 +35,15 @@ def build_report(lines: Sequence[ResultLine], folders: Sequence[str | Path] = ()
     """Claims, tables and charts of results."""
     found = outcomes(lines)
     judged = claims(found)
-    places = dict.fromkeys((cell.grid, cell.preset) for cell in found)
-    sections = tuple(_section(grid, preset, found) for grid, preset in places)
+    places = grouped(found, lambda cell: (cell.grid, cell.preset))
+    sections = tuple(_section(*place, there) for place, there in places.items())
     plain = lists.evidence_table(judged), lists.packed_table(found), lists.verdicts_table(lines)
     tables = tuple(table for table in plain if table.rows)
     facts = _facts(lines, found, folders)
     return ResultsReport(facts, tuple(judged), sections, tables, lists.runs_table(lines))
 
 
-def _section(grid: str, preset: str, found: Sequence[Outcome]) -> Section:
-    there = [cell for cell in found if (cell.grid, cell.preset) == (grid, preset)]
+def _section(grid: str, preset: str, there: Sequence[Outcome]) -> Section:
     pictures = tuple(pictures_of(grid, there))
     return Section(f"{grid}, {preset}", grid_table(grid, preset, there), pictures)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from proxbit.experiments.report.cells import ORDER, Outcome
 from proxbit.experiments.report.tables import best, paper_figure, rows_of
+from proxbit.util.text import grouped
 
 
 def to_csv(found: Sequence[Outcome]) -> str:
     """Accuracies in percent; empty where something was not measured."""
     file, lines = io.StringIO(), list[dict[str, Any]]()
-    for grid, preset in dict.fromkeys((cell.grid, cell.preset) for cell in found):
-        there = [cell for cell in found if (cell.grid, cell.preset) == (grid, preset)]
+    for (grid, _), there in grouped(found, lambda cell: (cell.grid, cell.preset)).items():
         winners = [best(row) for row in rows_of(grid, there)]
         lines += [_line(cell, winners) for cell in there]
     writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")

@@ -10,6 +10,7 @@ from proxbit.experiments.report.statistics import Sample
 from proxbit.experiments.reproduce.grids import ALL_BLOCKS, STATED, WIDEST
 from proxbit.experiments.reproduce.paper import PROTOCOLS, figure_for
 from proxbit.train.divergence import CURE
+from proxbit.util.text import grouped
 
 _FAMILY = ("BC", "PC", "BNN", "BNN+", "BNN++")
 _TABLES = ("cnn", "vit-weights", "vit-tasks", "additional")
@@ -105,9 +106,7 @@ def _near_float(a: Outcome, b: Outcome) -> bool:
 def _ends(found: Sequence[Outcome]) -> Iterator[Contest]:
     """Every block in the middle is said to be better than the first and than the last."""
     binary = [cell for cell in found if cell.done and cell.at("block") not in ("", ALL_BLOCKS)]
-    places = dict.fromkeys((cell.grid, cell.here, without(cell.axes, "block")) for cell in binary)
-    for place in places:
-        there = [c for c in binary if (c.grid, c.here, without(c.axes, "block")) == place]
+    for there in grouped(binary, lambda c: (c.grid, c.here, without(c.axes, "block"))).values():
         if len(there) > 2:
             first, *middle, last = there  # in the order in which they ran, the network's own
             yield from (_met(cell, end, "block") for cell in middle for end in (first, last))
