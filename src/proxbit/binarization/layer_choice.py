@@ -14,23 +14,16 @@ from torch import Tensor, fx, nn
 from proxbit.binarization.bypass import read_directly
 from proxbit.binarization.roles import first_layers, last_layers
 from proxbit.core.tasks import TaskName
-from proxbit.nn import (
-    BinaryConv1D,
-    BinaryConv1d,
-    BinaryConv2d,
-    BinaryLinear,
-    BinaryMultiheadAttention,
-    is_conv1d,
-)
+from proxbit.nn import BinaryMultiheadAttention, binary_layers, is_conv1d
 from proxbit.util.text import unknown_name_message
 
 Selector: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 Swaps: TypeAlias = Mapping[type[nn.Module], type[nn.Module]]
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: BinaryLinear,
-    nn.Conv1d: BinaryConv1d,
-    nn.Conv2d: BinaryConv2d,
+    nn.Linear: binary_layers.BinaryLinear,
+    nn.Conv1d: binary_layers.BinaryConv1d,
+    nn.Conv2d: binary_layers.BinaryConv2d,
     nn.MultiheadAttention: BinaryMultiheadAttention,
 }
 
@@ -156,7 +149,7 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
     if direct:
         return Choice(name, module, parametrize=_but_biases(weights))
     if is_conv1d(module):
-        return Choice(name, module, swap=BinaryConv1D)
+        return Choice(name, module, swap=binary_layers.BinaryConv1D)
     bases: list[Any] = [base for base in type(module).__mro__ if base in swaps]
     if not bases:
         return Choice(name, module, why=_no_form(module, weights))

@@ -125,7 +125,7 @@ def _fold(net: nn.Module, chain: list[tuple[str, nn.Module]], depthwise: bool) -
     if not first.form.binary:
         folded = _to_activation(first, after)
     else:
-        folded = _to_next_layer(first, after, depthwise)
+        folded = _to_next_layer(first, after, depthwise) or _to_norm(first, after)
     for name, module in reversed(chain[1:]):  # the activation before the norm that carries it
         if any(module is each for each in folded):
             kind, place = (FoldedNorm if name.endswith(NORM) else Folded), name.removesuffix(NORM)
@@ -152,30 +152,25 @@ def _to_next_layer(first: PackedLayer, after: list[nn.Module], depthwise: bool) 
     """All modules up to the next binary layer, if only the signs of their outputs are used."""
     image = isinstance(first, PackedConv2d)
     allowed = (*_ELEMENTWISE, *PASSING, *(_CHANNELWISE if image else ()))
-    last = next((i for i, module in enumerate(after) if isinstance(module, PackedLayer)), None)
-    if last is None or not _receives(first, after[last], depthwise):
-        return _to_norm(first, after)
-    between, target = after[:last], after[last]
-    if any(module.training or not isinstance(module, allowed) for module in between):
-        return _to_norm(first, after)
-    norms = [module for module in between if isinstance(module, nn.BatchNorm2d)]
-    if not all(_is_fixed_norm(norm) for norm in norms) or not all(map(_in_float32, between)):
-        return _to_norm(first, after)
+    target = next((module for module in after if isinstance(module, PackedLayer)), None)
+    if target is None or not _receives(first, target, depthwise):
+        return []
+    between = after[: after.index(target)]
+    if not all(isinstance(module, allowed) and _is_fixed(module) for module in between):
+        return []
     folded = [module for module in between if not isinstance(module, PASSING)]
-    assert isinstance(target, PackedLayer)
     first.finish_with(folded, target=target)
     if first.bounds() is None:
         first.finish_with([])
-        return _to_norm(first, after)
+        return []
     return folded
 
 
 def _to_norm(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
     """The batch norm behind a layer with binary inputs, if its kernel can have the norm's bits."""
     norm = after[0] if after else None
-    if not isinstance(first, PackedConv2d) or not isinstance(norm, nn.BatchNorm2d):
-        return []
-    if not _is_fixed_norm(norm) or not _in_float32(norm):
+    image = isinstance(first, PackedConv2d)
+    if not image or not isinstance(norm, nn.BatchNorm2d) or not _is_fixed(norm):
         return []
     first.finish_with([norm])
     first.prepare()
@@ -185,10 +180,12 @@ def _to_norm(first: PackedLayer, after: list[nn.Module]) -> list[nn.Module]:
     return [norm]
 
 
-def _in_float32(module: nn.Module) -> bool:
-    """Whether a module computes in the type of the sums that it is tabled on."""
+def _is_fixed(module: nn.Module) -> bool:
+    """Whether a module is the same for every batch, and in the type of the sums it is tabled on."""
     tensors = (*module.parameters(), *module.buffers())
-    return all(t.dtype == torch.float32 for t in tensors if t.is_floating_point())
+    floats = all(t.dtype == torch.float32 for t in tensors if t.is_floating_point())
+    steady = _is_fixed_norm(module) or not isinstance(module, nn.BatchNorm2d)
+    return floats and steady and not module.training
 
 
 def _is_fixed_norm(module: nn.Module) -> bool:

@@ -73,7 +73,7 @@ def _require_model(skeleton: object) -> None:
     if not isinstance(skeleton, nn.Module):
         kind = type(skeleton).__name__
         raise TypeError(f"skeleton= is a float model (a torch.nn.Module), not {kind}")
-    if binary_weights(skeleton) or any(True for _ in packed_layers(skeleton)):
+    if binary_weights(skeleton) or packed_layers(skeleton):
         raise ValueError(
             "skeleton= is the float model, and this one is binarized or packed: make it anew, or "
             "take pb.restore(copy.deepcopy(model))"
@@ -201,7 +201,7 @@ def _with_layers(
     for weight in left:
         if weight.rows is None:
             take_note(net, weight)
-    switch_off_fused_paths(net, lambda module: any(True for _ in packed_layers(module)))
+    switch_off_fused_paths(net, lambda module: bool(packed_layers(module)))
     return net
 
 

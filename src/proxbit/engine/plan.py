@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from proxbit.engine import ops
-from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed import noted_inputs, packed_layers
 from proxbit.engine.plan_code import Plan
 from proxbit.engine.plan_graph import make_plan
 from proxbit.engine.plan_watch import Watch, is_quiet
 from proxbit.kernels import inference as kernels
-from proxbit.util.modes import hooked
 
 MOST_PLANS = 8  # shapes of inputs with a plan each
 Key = tuple[torch.Size, tuple[int, ...]]
@@ -62,7 +61,8 @@ class Planned:
         if not self.lock.acquire(blocking=False):  # another thread is at it
             return type(self.net).forward(self.net, x)
         try:
-            out, seen = _observed(self.net, x)
+            with noted_inputs(self.net) as seen:
+                out = type(self.net).forward(self.net, x)
             plan = make_plan(self.net, x, seen)
             plan = plan if plan is not None and _gives(plan, x, out) else None
             self.watch = Watch(self.net)
@@ -93,22 +93,8 @@ def _is_plain(x: Tensor) -> bool:
     """Whether a plan can take this input at all."""
     if x.dtype != torch.float32 or not x.is_cpu or type(x) is not Tensor:
         return False
-    return not (torch.is_grad_enabled() and x.requires_grad) and not torch.is_autocast_enabled(
-        "cpu"
-    )
-
-
-def _observed(net: nn.Module, x: Tensor) -> tuple[Any, dict[PackedLayer, Tensor]]:
-    """The usual output, and the input of each packed convolution."""
-    seen: dict[PackedLayer, Tensor] = {}
-    me = threading.get_ident()
-
-    def note(layer: Any, given: tuple[Any, ...]) -> None:
-        if threading.get_ident() == me and given and isinstance(given[0], Tensor):
-            seen.setdefault(layer, given[0])
-
-    with hooked(layer.register_forward_pre_hook(note) for _, layer in packed_layers(net)):
-        return type(net).forward(net, x), seen
+    followed = torch.is_grad_enabled() and x.requires_grad
+    return not followed and not torch.is_autocast_enabled("cpu")
 
 
 def plan_for(net: nn.Module) -> None:

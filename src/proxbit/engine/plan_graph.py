@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from proxbit.engine import steps
 from proxbit.engine.fusing import PASSING, activation_code
 from proxbit.engine.norms import traced
 from proxbit.engine.one_row import FEWEST_WEIGHTS
@@ -15,15 +16,6 @@ from proxbit.engine.packed import PackedLayer
 from proxbit.engine.packed_attention import PackedMultiheadAttention
 from proxbit.engine.packed_layers import PackedConv2d, PackedLinear
 from proxbit.engine.plan_code import Plan, write_down_numbers
-from proxbit.engine.steps import (
-    AttentionStep,
-    ConvStep,
-    HeadsStep,
-    LinearStep,
-    PoolStep,
-    RowStep,
-    are_absent,
-)
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _SUMS = (operator.add, operator.iadd, torch.add)
@@ -89,11 +81,11 @@ class _Steps:
         for node in list(self.graph.nodes):
             module = self._module(node)
             if type(module) is nn.MaxPool2d and not module.return_indices and self._inside(node):
-                self._replace([node], PoolStep(module), node.args)
+                self._replace([node], steps.PoolStep(module), node.args)
             elif type(module) is nn.Linear and self.steps and len(node.args) == 1:
                 self._place_float(node, module)
-        steps = [(node, self._module(node)) for node in self.graph.nodes]
-        convs = [(node, step) for node, step in steps if isinstance(step, ConvStep)]
+        called = [(node, self._module(node)) for node in self.graph.nodes]
+        convs = [(node, step) for node, step in called if isinstance(step, steps.ConvStep)]
         for node, step in convs:
             step.inside = self._inside(node)
         for node, step in convs:
@@ -120,7 +112,7 @@ class _Steps:
     def _place_conv(self, node: fx.Node, layer: PackedConv2d) -> None:
         x = self.seen[layer]
         last = x.dtype == torch.int8 or (x.stride(1) == 1 and not x.is_contiguous())
-        step = ConvStep(layer, last)
+        step = steps.ConvStep(layer, last)
         chain, others = self._sum_behind(node, layer)
         user = None if layer.target else self._only_user(chain[-1])
         code = 0 if user is None else activation_code(self._module(user))
@@ -132,22 +124,22 @@ class _Steps:
     def _place_linear(self, node: fx.Node, layer: PackedLinear) -> None:
         chain, others = self._sum_behind(node, layer)
         if others and len(node.args) == 1 and not node.kwargs:
-            self._replace(chain, LinearStep(layer), (*node.args, *others))
+            self._replace(chain, steps.LinearStep(layer), (*node.args, *others))
 
     def _place_float(self, node: fx.Node, layer: nn.Linear) -> None:
         if layer.weight.numel() >= FEWEST_WEIGHTS and not node.kwargs:
-            self._replace([node], RowStep(layer), node.args)
+            self._replace([node], steps.RowStep(layer), node.args)
 
     def _place_attention(self, node: fx.Node) -> None:
         chain = self._heads_around(node)
         if not chain:
-            return self._replace([node], AttentionStep(), node.args, node.kwargs)
-        return self._replace(chain, HeadsStep(_of(chain[0], "reshape")), (chain[0].args[0],))
+            return self._replace([node], steps.AttentionStep(), node.args, node.kwargs)
+        return self._replace(chain, steps.HeadsStep(_of(chain[0], "reshape")), (chain[0].args[0],))
 
     def _heads_around(self, node: fx.Node) -> list[fx.Node]:
         """From the cut of a projection into heads to their joining, if nobody else sees it."""
         parts: Any = node.args[:3]
-        if len(parts) < 3 or not are_absent(*node.args[3:], *node.kwargs.values()):
+        if len(parts) < 3 or not steps.are_absent(*node.args[3:], *node.kwargs.values()):
             return []
         if any(_of(part, operator.getitem) != (i,) for i, part in enumerate(parts)):
             return []
@@ -209,10 +201,10 @@ class _Steps:
 
     def _inside(self, node: fx.Node) -> bool:
         """Whether only convolutions of the plan take the value."""
-        kinds = [isinstance(self._module(user), ConvStep) for user in node.users]
+        kinds = [isinstance(self._module(user), steps.ConvStep) for user in node.users]
         return bool(kinds) and all(kinds)
 
-    def _hand_on_signs(self, node: fx.Node, step: ConvStep) -> None:
+    def _hand_on_signs(self, node: fx.Node, step: steps.ConvStep) -> None:
         takers = [user for user in node.users if self._takes_signs(user, node, step)]
         if not takers or step.layer.target:
             return
@@ -228,9 +220,9 @@ class _Steps:
                 )
                 user.replace_input_with(node, value)
 
-    def _takes_signs(self, user: fx.Node, node: fx.Node, step: ConvStep) -> bool:
+    def _takes_signs(self, user: fx.Node, node: fx.Node, step: steps.ConvStep) -> bool:
         taker = self._module(user)
-        if not isinstance(taker, ConvStep) or user.args[0] is not node:
+        if not isinstance(taker, steps.ConvStep) or user.args[0] is not node:
             return False
         layer = taker.layer
         alone = layer.form.takes_bits and layer.shift is None

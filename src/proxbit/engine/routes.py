@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed import PackedLayer, noted_inputs, packed_layers
 from proxbit.engine.packed_layers import PackedConv2d
 from proxbit.engine.timing import race
 from proxbit.nn.probing import run
-from proxbit.util.modes import hooked
 
 _SECONDS = 0.06  # spent on each layer
 MOST_SIDE, MOST_PATCHES = 512, 64  # of an image that is tried unasked
@@ -49,17 +48,10 @@ def choose_routes(net: nn.Module, example: Any) -> None:
 
     Convolutions are timed as a plan calls them: with the channels last in memory.
     """
-    layers = [layer for _, layer in packed_layers(net)]
-    inputs: dict[PackedLayer, Tensor] = {}
-
-    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-        assert isinstance(module, PackedLayer)
-        inputs.setdefault(module, given[0])
-
-    with torch.inference_mode(), hooked(layer.register_forward_pre_hook(note) for layer in layers):
-        run(net, example)
     known: dict[Any, str] = {}
     with torch.inference_mode():
+        with noted_inputs(net) as inputs:
+            run(net, example)
         for layer, x in inputs.items():
             alike = (type(layer), layer.form, x.shape, x.stride(), getattr(layer, "border", None))
             if alike not in known:

@@ -68,7 +68,7 @@ def contents(net: nn.Module) -> Contents:
 
 
 def _require_packed(net: nn.Module) -> None:
-    packed = any(True for _ in packed_layers(net)) or any(True for _ in unpacked_weights(net))
+    packed = packed_layers(net) or any(True for _ in unpacked_weights(net))
     if not packed and not is_packed(net):
         raise ValueError("this network is not packed: call pb.pack(pb.harden(model)) first")
 

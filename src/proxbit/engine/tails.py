@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from proxbit.kernels import inference as kernels
 
@@ -86,10 +87,8 @@ def find_line(norm: nn.BatchNorm2d, values: Tensor) -> Line | None:
             return None
         gain, shift = _gain(norm), norm(torch.zeros(1, values.shape[1], 1, 1)).flatten().clone()
         for contracted in (False, True):
-            line, found = (
-                Line(gain, shift, contracted),
-                values.clone(memory_format=torch.contiguous_format),
-            )
+            line = Line(gain, shift, contracted)
+            found = values.clone(memory_format=torch.contiguous_format)
             follow(found, following(line))
             if _same(found, plain):
                 return line
@@ -98,13 +97,9 @@ def find_line(norm: nn.BatchNorm2d, values: Tensor) -> Line | None:
 
 def _gain(norm: nn.BatchNorm2d) -> Tensor:
     """The gain of the norm: its answer to 1 with nothing subtracted or added."""
-    assert norm.running_mean is not None
-    channels = norm.num_features
-    given = (torch.zeros(channels), norm.running_var, norm.weight, torch.zeros(channels))
-    ones = torch.ones(1, channels, 1, 1)
-    return torch.batch_norm(
-        ones, given[2], given[3], given[0], given[1], False, 0.0, norm.eps, False
-    ).flatten().clone()  # fmt: skip
+    zeros, ones = torch.zeros(norm.num_features), torch.ones(1, norm.num_features, 1, 1)
+    out = functional.batch_norm(ones, zeros, norm.running_var, norm.weight, zeros, eps=norm.eps)
+    return out.flatten().clone()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

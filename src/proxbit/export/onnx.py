@@ -127,7 +127,7 @@ def _prepared(model: nn.Module, operators: str) -> nn.Module:
 
 
 def _is_packed(model: nn.Module) -> bool:
-    return any(True for _ in packed_layers(model)) or any(True for _ in unpacked_weights(model))
+    return bool(packed_layers(model)) or any(True for _ in unpacked_weights(model))
 
 
 def _use_operators(graph: Any, opset: int) -> None:

@@ -8,7 +8,7 @@ from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
-from proxbit.kernels.library import Signatures, agrees, check, choice, declare, opened
+from proxbit.kernels.library import Signatures, agrees, check, choice, declare, opened, with_codes
 
 __all__ = [
     "Attention", "Binary", "Following", "KernelWarning", "Weight", "Window", "check", "isa",
@@ -77,45 +77,29 @@ class Attention(ctypes.Structure):
 _BINARY, _WEIGHT, _WINDOW = POINTER(Binary), POINTER(Weight), POINTER(Window)
 _FOLLOWING = POINTER(Following)
 _OUTPUT = (c_void_p, c_void_p)  # as floats, or as bits
+_ORDER = [c_void_p, c_int64, c_int64, c_void_p]  # bits in one order, and where they go in another
+_IMAGES = [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, _FOLLOWING, c_int]
 _SIGNATURES: Signatures = {
     "pb_panel_bytes": (c_size_t, [c_int64, c_int64]),
-    "pb_make_panels": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
-    "pb_read_panels": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
-    "pb_sign_rows": (
-        c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int],
-    ),
-    "pb_binary_linear": (
-        c_int,
-        [
-            _BINARY, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_OUTPUT, c_int64, _FOLLOWING,
-            c_int,
-        ],
-    ),
-    "pb_binary_conv": (
-        c_int, [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, _FOLLOWING, c_int],
-    ),
-    "pb_depthwise_conv": (
-        c_int, [_BINARY, _WINDOW, c_void_p, c_void_p, *_OUTPUT, _FOLLOWING, c_int],
-    ),
     "pb_weight_bytes": (c_size_t, [c_int64, c_int64]),
-    "pb_make_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
-    "pb_read_weights": (c_int, [c_void_p, c_int64, c_int64, c_void_p]),
-    "pb_weight_linear": (
-        c_int, [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int],
-    ),
-    "pb_follow": (c_int, [c_void_p, c_int64, c_int64, _FOLLOWING, c_int]),
-    "pb_attend": (
-        c_int, [POINTER(Attention), c_void_p, c_void_p, c_void_p, c_void_p, c_int],
-    ),
-    "pb_weight_conv": (c_int, [_WEIGHT, _WINDOW, c_void_p, c_void_p, c_int]),
-    "pb_round_rows": (
-        c_int, [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int],
-    ),
-    "pb_weight_linear8": (
+} | with_codes({
+    "pb_make_panels": _ORDER, "pb_read_panels": _ORDER,
+    "pb_make_weights": _ORDER, "pb_read_weights": _ORDER,
+    "pb_binary_conv": _IMAGES, "pb_depthwise_conv": _IMAGES,
+    "pb_weight_conv": [_WEIGHT, _WINDOW, c_void_p, c_void_p, c_int],
+    "pb_binary_linear": [
+        _BINARY, c_void_p, c_int64, c_void_p, c_int64, c_int64, *_OUTPUT, c_int64, _FOLLOWING,
         c_int,
-        [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int],
-    ),
-}  # fmt: skip
+    ],
+    "pb_weight_linear": [_WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int],
+    "pb_weight_linear8": [
+        _WEIGHT, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int,
+    ],
+    "pb_sign_rows": [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int],
+    "pb_round_rows": [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int],
+    "pb_follow": [c_void_p, c_int64, c_int64, _FOLLOWING, c_int],
+    "pb_attend": [POINTER(Attention), c_void_p, c_void_p, c_void_p, c_void_p, c_int],
+})  # fmt: skip
 
 
 def library() -> Any:
@@ -137,13 +121,9 @@ def _library(loaded: Any) -> Any:
 
 
 def _fits(loaded: Any) -> bool:
-    structures = {
-        "pb_binary": Binary, "pb_following": Following, "pb_weight": Weight, "pb_window": Window,
-        "pb_attention": Attention,
-    }  # fmt: skip
-    return declare(loaded, _SIGNATURES) and all(
-        agrees(loaded, name, structure) for name, structure in structures.items()
-    )
+    kinds = (Binary, Following, Weight, Window, Attention)  # pb_binary is Binary, and so on
+    alike = (agrees(loaded, f"pb_{kind.__name__.lower()}", kind) for kind in kinds)
+    return declare(loaded, _SIGNATURES) and all(alike)
 
 
 def isa() -> str:

@@ -103,6 +103,11 @@ def _supported(loaded: Any) -> tuple[str, ...]:
     return tuple(name for name in _built(loaded) if loaded.pb_supports(name.encode()))
 
 
+def with_codes(arguments: Mapping[str, list[Any]]) -> dict[str, tuple[Any, list[Any]]]:
+    """The types of functions that all return a code for :func:`check`, by those of arguments."""
+    return {name: (c_int, types) for name, types in arguments.items()}
+
+
 def declare(loaded: Any, signatures: Signatures) -> bool:
     """Tell ctypes the types of some functions; False if the library lacks one of them."""
     for name, (result, arguments) in signatures.items():

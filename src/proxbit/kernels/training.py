@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from proxbit.core import maps, prox
 from proxbit.core.pairs import Map
 from proxbit.core.scales import Scale
-from proxbit.kernels.library import Signatures, agrees, check, declare, opened
+from proxbit.kernels.library import agrees, check, declare, opened, with_codes
 
 Given = TypeVar("Given", Tensor, Tensor | None)  # an absent tensor stays absent
 
@@ -41,21 +41,15 @@ class _Quantizer(ctypes.Structure):
     )  # fmt: skip
 
 
-_SIGNATURES: Signatures = {
-    "pb_quantize": (
-        c_int,
-        [POINTER(_Quantizer), c_void_p, *[c_int32] * 4, c_void_p, c_void_p, c_void_p, c_int],
-    ),
-    "pb_pull": (
-        c_int,
-        [POINTER(_Quantizer), c_void_p, c_void_p, *[c_void_p, c_int64] * 2, c_void_p, c_int],
-    ),
-    "pb_wrap": (
-        c_int,
-        [c_void_p, c_int64, c_int32, c_double, c_void_p, c_void_p, POINTER(c_int64), c_int],
-    ),
-    "pb_wrap_pull": (c_int, [c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int]),
-}
+_QUANTIZER = POINTER(_Quantizer)
+_SIGNATURES = with_codes({
+    "pb_quantize": [_QUANTIZER, c_void_p, *[c_int32] * 4, c_void_p, c_void_p, c_void_p, c_int],
+    "pb_pull": [_QUANTIZER, c_void_p, c_void_p, *[c_void_p, c_int64] * 2, c_void_p, c_int],
+    "pb_wrap": [
+        c_void_p, c_int64, c_int32, c_double, c_void_p, c_void_p, POINTER(c_int64), c_int,
+    ],
+    "pb_wrap_pull": [c_void_p, c_void_p, c_int64, c_double, c_void_p, c_int],
+})  # fmt: skip
 
 _LINE = 1
 _FORWARD = {

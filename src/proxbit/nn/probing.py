@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from proxbit.util.notices import SettingsWarning
 from proxbit.util.text import alike, few
 
 Traces: TypeAlias = list[tuple[nn.Module, Tensor]]
+Hook: TypeAlias = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,12 @@ def probe(model: nn.Module, example: Any) -> Probe:
     called: set[nn.Module] = set()
     varied: set[nn.Module] = set()
     traces: Traces = []
-    looks = dict.fromkeys(holders, partial(_note_call, called))
+    looks: dict[nn.Module, Hook] = dict.fromkeys(holders, partial(_note_call, called))
     looks |= dict.fromkeys(inputs, partial(_note_variation, varied))
-    with _hooked(looks), torch.no_grad():
+    with hooked(m.register_forward_hook(look) for m, look in looks.items()), torch.no_grad():
         run(model, example)
-    with _hooked(dict.fromkeys(holders, partial(_add_zero, traces))), torch.enable_grad():
+    follow = partial(_add_zero, traces)
+    with hooked(m.register_forward_hook(follow) for m in holders), torch.enable_grad():
         reaching = _reaching(run(model, example), traces, called)
     used = {id(holders[holder]) for holder in called & reaching}
     return Probe(
@@ -154,13 +155,6 @@ def _inputs(model: nn.Module) -> dict[nn.Module, str]:
         for name, module in model.named_modules()
         if isinstance(module, InputQuantizer)
     }
-
-
-Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
-
-
-def _hooked(hooks: Mapping[nn.Module, Hook]) -> AbstractContextManager[None]:
-    return hooked(module.register_forward_hook(hook) for module, hook in hooks.items())
 
 
 def _note_call(called: set[nn.Module], module: nn.Module, _: Any, output: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -73,9 +73,8 @@ def values(dtype: torch.dtype, knots: Sequence[float] = ()) -> Tensor:
     return torch.cat([sizes, -sizes, near, spread]).to(dtype)
 
 
-def _maps(pair: Pair) -> Iterator[tuple[str, Map]]:
-    yield "F", pair.forward
-    yield "B", pair.backward
+def _maps(pair: Pair) -> tuple[tuple[str, Map], ...]:
+    return ("F", pair.forward), ("B", pair.backward)
 
 
 def _refuse(bad: Tensor, law: str, how: str, w: Tensor, **found: Tensor) -> None:

@@ -114,10 +114,9 @@ class Distributed:
 
     def _require_gradients(self) -> None:
         """Refuse parameters without a gradient: DDP waits until it has one for each."""
-        wrapped = self._wrapped
-        if not isinstance(wrapped, DistributedDataParallel):
-            return
-        if not wrapped.require_backward_grad_sync:  # a part of a batch: the last one counts
+        wrapped: Any = self._wrapped
+        alone = not isinstance(wrapped, DistributedDataParallel)
+        if alone or not wrapped.require_backward_grad_sync:  # a part of a batch: the last counts
             return
         trained = [(n, p) for n, p in wrapped.module.named_parameters() if p.requires_grad]
         idle = [name for name, parameter in trained if parameter.grad is None]
