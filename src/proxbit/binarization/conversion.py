@@ -9,16 +9,9 @@ from typing import Any
 from torch import fx, nn
 
 from proxbit.binarization import advice, layer_choice
+from proxbit.binarization import relu as relus
 from proxbit.binarization.conversion_report import LayerLine, Report, held_bytes, packed_size
 from proxbit.binarization.layer_choice import SWAPS, Choice, Selector, Swaps
-from proxbit.binarization.relu import (
-    UNTRACED,
-    Maker,
-    NeverNegative,
-    constant_signs,
-    find_relu,
-    never_negative,
-)
 from proxbit.core import methods
 from proxbit.core.methods import Method
 from proxbit.core.pairs import Pair
@@ -68,7 +61,7 @@ def binarize(
         A report: what became binary, what stayed float and why, the size when packed.
     """
     chosen, asked = methods.method(method), find_task(task)
-    new = find_relu(relu, chosen)
+    new = relus.find_relu(relu, chosen)
     form = Form(chosen, asked if chosen.binary else Task("BW"))
     _require_float(model)
     graph = trace(model, (nn.Linear, nn.Conv1d, nn.Conv2d))
@@ -85,22 +78,22 @@ def _carry_out(
     form: Form,
     choices: list[Choice],
     graph: fx.Graph | None,
-    new: Maker | None,
+    new: relus.Maker | None,
     example: Any,
 ) -> Report:
     """Make the chosen layers binary; what became of them, and what to think of it."""
     names = [c.name for c in choices if c.swap and c.binary and form.task.name != "BW"]
-    constant = never_negative(model, names, graph) if names else []
+    constant = relus.never_negative(model, names, graph) if names else []
     lines, bytes_float = [_line(choice) for choice in choices], held_bytes(model)
     _make_all_binary([choice for choice in choices if choice.binary], form)
     switch_off_fused_paths(model, lambda module: bool(binary_weights(module)), _set)
     notes = _replace_relus(model, constant, new)
-    problems, kept = constant_signs(constant, new, form.method)
+    problems, kept = relus.constant_signs(constant, new, form.method)
     if example is not None:
         choices, found = _probed(model, choices, form, example)
         problems += _seen(found, constant)
     elif form.task.name != "BW" and graph is None:
-        kept.append(UNTRACED)
+        kept.append(relus.UNTRACED)
     weights = binary_weights(model)
     problems = [*advice.strengths(weights), *problems, *advice.frozen(weights)]
     advice.warn_once(problems, stacklevel=4)
@@ -191,7 +184,9 @@ def _set(module: nn.Module, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def _replace_relus(model: nn.Module, constant: list[NeverNegative], new: Maker | None) -> list[str]:
+def _replace_relus(
+    model: nn.Module, constant: list[relus.NeverNegative], new: relus.Maker | None
+) -> list[str]:
     """Replace what can be replaced, and say what was."""
     sources = sorted({hit.source for hit in constant if hit.replaceable})
     if new is None or not sources:
@@ -263,7 +258,7 @@ def _make_again(choice: Choice, form: Form) -> None:
     _make_binary(choice, form)
 
 
-def _seen(found: Probe, constant: list[NeverNegative]) -> list[str]:
+def _seen(found: Probe, constant: list[relus.NeverNegative]) -> list[str]:
     """The problems that only the example shows."""
     known = {hit.layer for hit in constant}
     odd = [name for name in found.constant if name not in known]

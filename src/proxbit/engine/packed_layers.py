@@ -91,7 +91,8 @@ class _PackedConv(PackedLayer):
         self.stride, self.dilation, self.groups = conv.stride, conv.dilation, conv.groups
         self.window = self._window()
         even = self.mode == "zeros" and self.border[::2] == self.border[1::2]
-        self._even_border = self.border[::-2] if even and not self.form.binary else None
+        zeros = not self.form.binary or self.pad_value == 0 or not any(self.border)
+        self._even_border = self.border[::-2] if even and zeros else None
 
     def _window(self) -> ConvGeometry:
         """The geometry with two dimensions, and the border that the kernel adds."""
@@ -142,7 +143,7 @@ class _PackedConv(PackedLayer):
         weight, padding, bias = self._dense, self._even_border, self._parameters["bias"]
         if weight is None or padding is None or self.after or x.dim() != weight.dim():
             return None
-        alike = x.dtype == weight.dtype and x.device == weight.device
+        alike = x.dtype == weight.dtype and x.device == weight.device and not self.form.binary
         if not alike or x.shape[1] != self.shape[1] * self.groups or ops.in_graph():
             return None
         if bias is not None and bias.dtype != x.dtype:
@@ -162,16 +163,12 @@ class _PackedConv(PackedLayer):
 
     def convolve_floats(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """By torch, with the border that this layer adds; torch itself can add one of zeros."""
-        padding: int | tuple[int, ...] = 0
-        if self.mode == "zeros" and any(self.border):
-            value = self.pad_value if self.form.binary else 0.0
-            if value == 0.0 and self.border[::2] == self.border[1::2]:
-                padding = self.border[::-2]
-            else:
-                x = functional.pad(x, self.border, value=value)
+        padding = self._even_border
+        if padding is None and self.mode == "zeros":
+            x = functional.pad(x, self.border, value=self.pad_value if self.form.binary else 0.0)
         convolve = functional.conv1d if len(self.shape) == 3 else functional.conv2d
         weight = self._beside(x, weight)
-        return convolve(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return convolve(x, weight, bias, self.stride, padding or 0, self.dilation, self.groups)
 
     def _beside(self, x: Tensor, weight: Tensor) -> Tensor:
         """The layer's own weight in the memory format of the input; torch converts in each call."""

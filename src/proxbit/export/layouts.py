@@ -33,10 +33,10 @@ def move_channels_last(graph: Graph, shapes: dict[str, tuple[Any, ...]]) -> set[
         shapes: The shape of each value, as PyTorch's exporter noted it.
     """
     joining = [node for node in graph.proto.node if _images(graph, node, shapes) is not None]
-    turnable = {node.output[0] for node in joining}
-    turnable |= {name for node in ours(graph) for name in _made_images(node, shapes)}
+    made = {node.output[0] for node in ours(graph) if _makes_image(node, shapes)}
+    turnable = {node.output[0] for node in joining} | made
     last: set[str] = set()
-    for group in _groups(graph, shapes):
+    for group in _groups(graph, shapes, made):
         if _pays(graph, group, turnable):
             last |= group & turnable
     if last:
@@ -48,9 +48,9 @@ def _is_conv(node: Any) -> bool:
     return node.domain == DOMAIN and node.op_type.endswith("Conv")
 
 
-def _made_images(node: Any, shapes: dict[str, tuple[Any, ...]]) -> list[str]:
-    """The float images that a convolution of ours gives."""
-    return [node.output[0]] if _is_conv(node) and len(shapes.get(node.output[0], ())) == 4 else []
+def _makes_image(node: Any, shapes: dict[str, tuple[Any, ...]]) -> bool:
+    """Whether a node is a convolution of ours that gives float images."""
+    return _is_conv(node) and len(shapes.get(node.output[0], ())) == 4
 
 
 def _images(graph: Graph, node: Any, shapes: dict[str, tuple[Any, ...]]) -> list[str] | None:
@@ -64,9 +64,8 @@ def _images(graph: Graph, node: Any, shapes: dict[str, tuple[Any, ...]]) -> list
     return images if fits else None
 
 
-def _groups(graph: Graph, shapes: dict[str, tuple[Any, ...]]) -> list[set[str]]:
+def _groups(graph: Graph, shapes: dict[str, tuple[Any, ...]], made: set[str]) -> list[set[str]]:
     """Images that elementwise nodes join, so that they want one layout; those with ours in them."""
-    made = {name for node in ours(graph) for name in _made_images(node, shapes)}
     group = {name: {name} for name in made}
     for node in graph.proto.node:
         names = _images(graph, node, shapes)

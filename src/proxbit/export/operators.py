@@ -30,13 +30,10 @@ def as_operators(net: nn.Module) -> nn.Module:
     for _, layer in packed_layers(net):
         if not layer.sources:
             # A time measured here means nothing on another machine.
-            layer.take("float" if _is_depthwise(layer) else "bits")
+            depthwise = layer.form.groups > 1 and layer.form.products < FEWEST
+            layer.take("float" if depthwise else "bits")
     fuse(net, depthwise=False)  # an operator with groups takes and gives floats
     return exchanged(net, operator_layer)
-
-
-def _is_depthwise(layer: PackedLayer) -> bool:
-    return layer.form.groups > 1 and layer.form.products < FEWEST
 
 
 def exchanged(net: nn.Module, twin: Callable[[PackedLayer], nn.Module]) -> nn.Module:

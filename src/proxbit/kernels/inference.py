@@ -8,12 +8,8 @@ from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
-from proxbit.kernels.library import Signatures, agrees, check, choice, declare, opened, with_codes
-
-__all__ = [
-    "Attention", "Binary", "Following", "KernelWarning", "Weight", "Window", "check", "isa",
-    "library",
-]  # fmt: skip
+from proxbit.kernels.library import Signatures, agrees, choice, declare, opened, with_codes
+from proxbit.kernels.library import check as check
 
 
 class KernelWarning(UserWarning):

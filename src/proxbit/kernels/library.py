@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from proxbit.util.text import unknown_name_message
+from proxbit.util.text import require_known
 
 Signatures: TypeAlias = Mapping[str, tuple[Any, list[Any]]]
 
@@ -60,10 +60,7 @@ def opened() -> Any:
 
 def _use(loaded: Any, asked: str) -> None:
     built, supported = _built(loaded), _supported(loaded)
-    if asked not in ("auto", *built, "torch"):
-        raise ValueError(
-            unknown_name_message("value of PROXBIT_KERNELS", asked, ("auto", *built, "torch"))
-        )
+    require_known("value of PROXBIT_KERNELS", asked, ("auto", *built, "torch"))
     if asked in built and asked not in supported:
         raise ValueError(
             f"PROXBIT_KERNELS is {asked!r}, and this CPU lacks those instructions: it has "

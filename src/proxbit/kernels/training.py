@@ -118,8 +118,8 @@ def quantize_weight(
     how = _quantizer(w, strength, shift, curve, sharp, rows=True)
     if how is None or w.dim() < 2:
         return None
-    kind, q, unit, scale = _room(w, measures)
-    choices = _unit_kind(measures), kind, measures.scale.per == "layer", measures.scaled
+    measured, kind, q, unit, scale = _room(w, measures)
+    choices = measured, kind, measures.scale.per == "layer", measures.scaled
     places, threads = (_at(unit), _at(scale), _at(q)), torch.get_num_threads()
     check(lib.pb_quantize(byref(how), _at(w), *choices, *places, threads))
     return q, unit, unit if kind == _SCALES["unit"] else scale
@@ -294,9 +294,10 @@ def _quantizer(
     return _Quantizer(count, width, _at(strength), _at(shift), shifts, code, sharp, height)
 
 
-def _room(w: Tensor, measures: Measures) -> tuple[int, Tensor, Tensor | None, Tensor | None]:
-    """The kind of scale as a number; places for the result, the unit and the scale."""
+def _room(w: Tensor, measures: Measures) -> tuple[int, int, Tensor, Tensor | None, Tensor | None]:
+    """The kinds of unit and scale as numbers; places for the result, the unit and the scale."""
     kind, unit = measures.scale.kind, measures.unit
+    measured = _MEAN if measures.current else _ONE if unit is None else _GIVEN
     shape = (1 if measures.scale.per == "layer" else w.shape[0], *(1 for _ in w.shape[1:]))
     if measures.current:
         unit = w.new_empty(shape)
@@ -304,13 +305,7 @@ def _room(w: Tensor, measures: Measures) -> tuple[int, Tensor, Tensor | None, Te
     if kind == "unit" and unit is None:
         kind = "none"
     scale = w.new_empty(shape) if kind in ("mean", "least_squares") else None
-    return _SCALES[kind], torch.empty_like(w), unit, scale
-
-
-def _unit_kind(measures: Measures) -> int:
-    if measures.current:
-        return _MEAN
-    return _ONE if measures.unit is None else _GIVEN
+    return measured, _SCALES[kind], torch.empty_like(w), unit, scale
 
 
 def _fits(values: Tensor | None, w: Tensor, rows: int) -> bool:

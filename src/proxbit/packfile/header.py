@@ -14,7 +14,7 @@ from proxbit.core.weight_layout import Layout
 from proxbit.packfile.container import is_sizes, strict_json
 from proxbit.packfile.contents import PARTS, About, Contents, PackedWeight, label
 from proxbit.util.schema import WORDS, record_from
-from proxbit.util.text import saying, unknown_name_message
+from proxbit.util.text import require_known, saying
 
 VERSION = 1
 NO_CRC = "00000000"
@@ -103,8 +103,7 @@ def parse_header(text: str) -> Header:
             f"it has the format version {str(version)[:20]}, and this proxbit reads {VERSION}"
         )
     _require(values, _TOP, "its header", {"tied": dict})
-    if values["float_rest"] not in FLOAT_RESTS:
-        raise ValueError(unknown_name_message("float_rest", values["float_rest"][:80], FLOAT_RESTS))
+    require_known("float_rest", values["float_rest"][:80], FLOAT_RESTS)
     _require_texts(values["floats"], "floats")
     tied = values.get("tied", {})
     _require_texts(list(tied.values()), "tied names")
