@@ -8,7 +8,7 @@ torch take other kernels for other memory formats: where these disagree, there a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from proxbit.engine.forms import PackedForm
 
 _WIDEST = 16  # bits of a register whose every value is tabled
 _BEYOND = torch.iinfo(torch.int32).max
+Steps: TypeAlias = Iterable[Callable[[Tensor], Any]]
 
 
 class Bounds(NamedTuple):
@@ -43,26 +44,22 @@ def possible_sums(form: PackedForm) -> Tensor | None:
 
 
 def find_bounds(
-    sums: Tensor,
-    outputs: int,
-    dims: int,
-    steps: Iterable[Callable[[Tensor], Any]],
-    shift: Tensor | None,
+    sums: Tensor, shape: tuple[int, ...], steps: Steps, shift: Tensor | None
 ) -> Bounds | None:
     """The bounds behind ``steps``; None where the sums of some output are not one interval.
 
     Args:
         sums: All sums, in order.
-        outputs: How many outputs, each with scale and bias of its own.
-        dims: Dims behind the channels: 2 for images.
+        shape: That of the weight: its outputs have scales and biases of their own, and four
+            dimensions are those of images.
         steps: From sums [..., outputs] or images of them to the next layer's input.
         shift: Thresholds of that input.
     """
     with torch.no_grad():
-        values = sums.float().unsqueeze(1).expand(-1, outputs)
-        if dims != 2:
+        values = sums.float().unsqueeze(1).expand(-1, shape[0])
+        if len(shape) != 4:
             return intervals(sums, _positive(values, steps, shift))
-        image = values.t().reshape(1, outputs, 1, -1)
+        image = values.t().reshape(1, shape[0], 1, -1)
         found = [
             _positive(image.contiguous(memory_format=layout), steps, shift).flatten(0, 2).t()
             for layout in (torch.contiguous_format, torch.channels_last)
@@ -70,9 +67,7 @@ def find_bounds(
         return intervals(sums, found[0]) if torch.equal(*found) else None
 
 
-def _positive(
-    values: Any, steps: Iterable[Callable[[Tensor], Any]], shift: Tensor | None
-) -> Tensor:
+def _positive(values: Any, steps: Steps, shift: Tensor | None) -> Tensor:
     """Where the next layer's input is +1 behind the steps."""
     for step in steps:
         values = step(values)

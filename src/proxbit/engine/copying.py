@@ -34,12 +34,9 @@ def packed_copy(model: nn.Module, precision: int = EXACT) -> nn.Module:
 
 def _share(model: nn.Module, memo: dict[int, Any]) -> Any:
     """A copy of the model's structure that shares its tensors and everything in ``memo``."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        memo.setdefault(id(tensor), tensor)
-    for module in model.modules():
-        if id(module) not in memo and not any(True for _ in module.children()):
-            memo[id(module)] = module
-    return copy.deepcopy(model, memo | _computed(model))
+    leaves = [module for module in model.modules() if not list(module.children())]
+    shared = {id(each): each for each in (*model.parameters(), *model.buffers(), *leaves)}
+    return copy.deepcopy(model, shared | memo | _computed(model))
 
 
 def _computed(model: nn.Module) -> dict[int, Any]:

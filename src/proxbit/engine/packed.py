@@ -187,8 +187,7 @@ class PackedLayer(nn.Module):
         if sums is None:
             return None
         steps = (self.finished, *self.after)
-        dims = len(self.shape) - 2
-        return find_bounds(sums, self.shape[0], dims, steps, self.target[0].shift)
+        return find_bounds(sums, self.shape, steps, self.target[0].shift)
 
     def _scales(self) -> Tensor:
         return self.scale.float().expand(self.shape[0]).contiguous()

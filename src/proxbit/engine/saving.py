@@ -81,9 +81,7 @@ def _identity(w: PackedWeight) -> Any:
 
 def _other_names(held: dict[str, Any], known: dict[Any, str] | None = None) -> dict[str, str]:
     """From the second name of a tensor on, the first one."""
-    first = dict(known or {})
-    for name, tensor in held.items():
-        first.setdefault(tensor, name)
+    first = {tensor: name for name, tensor in reversed(held.items())} | (known or {})
     return {name: first[tensor] for name, tensor in held.items() if first[tensor] != name}
 
 

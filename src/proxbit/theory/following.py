@@ -135,9 +135,8 @@ def _watch(
     """Every weight that the optimizer moves, once, with its reference."""
     owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
     weights = [w for w in binary_weights(model) if id(w.parameter) in owned]
-    names: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        names.setdefault(id(tensor), name)
+    tensors = reversed(model.state_dict(keep_vars=True).items())  # of two names, the first
+    names = {id(tensor): name for name, tensor in tensors}
     quantized = {id(weight.parameter) for weight in weights}
     plain = [p for p in model.parameters() if id(p) in owned - quantized]
     watched = [*_watch_binary(weights, names), *(Watched(names[id(p)], p) for p in plain)]

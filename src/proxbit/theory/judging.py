@@ -53,12 +53,8 @@ class Findings:
 def judge(axis: Axis) -> Findings:
     """Every way in which a pair breaks Corollary 1, the first place of each."""
     found = Findings()
-    _dead(axis, found)
-    _diverging(axis, found)
-    _falling(axis, found)
-    _varying(axis, found)
-    _jumping(axis, found)
-    _unresolved(axis, found)
+    for look in (_dead, _diverging, _falling, _varying, _jumping, _unresolved):
+        look(axis, found)
     return found
 
 
