@@ -18,7 +18,7 @@ from proxbit.theory.axis import Axis, Segment
 from proxbit.theory.curves import Array
 from proxbit.theory.layout import lay_out
 from proxbit.theory.recovery import Recovered, Refused, recover
-from proxbit.theory.verdict import Verdict, check
+from proxbit.theory.verdict import check
 from proxbit.util.figures import check_place, write_figure
 
 Drawable: TypeAlias = Callable[[Array], Array]
@@ -48,8 +48,7 @@ def draw(pair: Pair, strength: float, path: str | Path, smoothing: float = 1.0) 
     try:
         found = recover(pair, strength, smoothing)
     except Refused:
-        verdict = check(pair, strength)
-        write_figure(path, lambda: _of_refused(pair, strength, verdict))
+        write_figure(path, lambda: _of_refused(pair, strength))
         return
     low, high = found.domain
     if low == high:
@@ -85,7 +84,7 @@ def _of_admitted(found: Recovered) -> Figure:
     return figure
 
 
-def _of_refused(pair: Pair, strength: float, verdict: Verdict) -> Figure:
+def _of_refused(pair: Pair, strength: float) -> Figure:
     """F, B, and the reason in words where P would stand."""
     figure, panels = _sheet(f"{pair.name} at strength {strength:.3g}: refused", 1)
     forward_and_backward(panels, lay_out(pair, strength))
@@ -93,7 +92,7 @@ def _of_refused(pair: Pair, strength: float, verdict: Verdict) -> Figure:
         room(panel)
     panels[2].set_axis_off()
     panels[2].set_title("no P(w)", loc="left", color=INK, pad=4)
-    words = "\n\n".join(textwrap.fill(reason, 34) for reason in verdict.reasons)
+    words = "\n\n".join(textwrap.fill(reason, 34) for reason in check(pair, strength).reasons)
     panels[2].text(0, 1, words, transform=panels[2].transAxes, va="top", color=INK, linespacing=1.4)
     return figure
 

@@ -7,7 +7,7 @@ be wrapped (DDP) or compiled; they do nothing outside of a call of the :class:`D
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -151,15 +151,16 @@ def _note_block(tape: _Tape, tokens_first: bool, _: nn.Module, args: Any, output
         tape.hidden.extend(x.transpose(0, 1) if tokens_first else x for x in states)
 
 
-def _watch_projections(tape: _Tape, attention: Any) -> Iterator[RemovableHandle]:
-    if isinstance(attention, BinaryMultiheadAttention):
-        for product in attention.binary:
-            yield product.register_forward_hook(partial(_note_layer, tape, 1, attention.num_heads))
-    elif isinstance(attention, nn.MultiheadAttention):
-        yield attention.register_forward_hook(partial(_note_attention, tape), with_kwargs=True)
-    else:
-        hook = partial(_note_layer, tape, 3, attention.num_heads)
-        yield attention.qkv.register_forward_hook(hook)
+def _watch_projections(tape: _Tape, attentions: Iterable[Any]) -> Iterator[RemovableHandle]:
+    for attention in attentions:
+        if isinstance(attention, BinaryMultiheadAttention):
+            hook = partial(_note_layer, tape, 1, attention.num_heads)
+            yield from (product.register_forward_hook(hook) for product in attention.binary)
+        elif isinstance(attention, nn.MultiheadAttention):
+            yield attention.register_forward_hook(partial(_note_attention, tape), with_kwargs=True)
+        else:
+            hook = partial(_note_layer, tape, 3, attention.num_heads)
+            yield attention.qkv.register_forward_hook(hook)
 
 
 class _Watched:
@@ -169,11 +170,7 @@ class _Watched:
         self.role, self.model, self.tape = role, model, _Tape()
         self.attentions = attentions(model) if "relations" in uses else {}
         self.blocks = blocks(model) if "hidden" in uses else {}
-        self.handles = [
-            handle
-            for attention in self.attentions.values()
-            for handle in _watch_projections(self.tape, attention)
-        ]
+        self.handles = list(_watch_projections(self.tape, self.attentions.values()))
         for block, attention in self.blocks.items():
             hook = partial(_note_block, self.tape, _tokens_first(attention))
             self.handles.append(block.register_forward_hook(hook))

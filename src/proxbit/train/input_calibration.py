@@ -37,36 +37,30 @@ def calibrate_inputs(model: nn.Module, float_model: nn.Module, batches: Iterable
     images = list(batches)
     # PyTorch's attention reads the weights of its last layer and passes hooks by: it is left alone.
     means = _measured(float_model, dict.fromkeys(layers, nn.Identity()), images)
-    layers = {name: layer for name, layer in layers.items() if name in means}
-    shifts = {
-        name: None if _inputs(layer).shift is None else means[name]
-        for name, layer in layers.items()
-    }
+    layers = {name: parts for name, parts in layers.items() if name in means}
+    shifts = {n: None if q.shift is None else means[n] for n, (_, q) in layers.items()}
     sizes = _measured(float_model, {n: partial(_size, shift=t) for n, t in shifts.items()}, images)
     signs = _measured(float_model, {n: partial(_sign, shift=t) for n, t in shifts.items()}, images)
     with torch.no_grad():
-        for name, layer in layers.items():
+        for name, (layer, inputs) in layers.items():
             unit = sizes[name].mean()
-            soft = not _inputs(layer).pair.hard
-            rest = shifts[name] if soft else means[name] - unit * signs[name]
-            _change(layer, unit, shifts[name], rest)
+            rest = means[name] - unit * signs[name] if inputs.pair.hard else shifts[name]
+            _change(layer, inputs, unit, shifts[name], rest)
     return list(layers)
 
 
-def _binary_inputs(model: nn.Module) -> Iterator[tuple[str, BinaryLinear]]:
+def _binary_inputs(model: nn.Module) -> Iterator[tuple[str, tuple[BinaryLinear, InputQuantizer]]]:
     for name, layer in model.named_modules():
-        product = layer.binary if isinstance(layer, BinaryLinear) else None
-        if product is not None and isinstance(product.input_quantizer, InputQuantizer):
-            yield name, cast(BinaryLinear, layer)
+        inputs = layer.binary.input_quantizer if isinstance(layer, BinaryLinear) else None
+        if isinstance(layer, BinaryLinear) and isinstance(inputs, InputQuantizer):
+            yield name, (layer, inputs)
 
 
-def _inputs(layer: BinaryLinear) -> InputQuantizer:
-    return cast(InputQuantizer, layer.binary.input_quantizer)
-
-
-def _change(layer: BinaryLinear, unit: Tensor, shift: Tensor | None, rest: Tensor | None) -> None:
+def _change(
+    layer: BinaryLinear, inputs: InputQuantizer, unit: Tensor, shift: Tensor | None,
+    rest: Tensor | None,
+) -> None:  # fmt: skip
     """Take over the unit, the shift, and the constant part of the input."""
-    inputs = _inputs(layer)
     if layer.bias is not None and rest is not None:
         layer.bias.add_(layer.weight @ rest)
     inputs.set_unit(unit)
