@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from proxbit.binarization.bypass import read_directly
 from proxbit.binarization.roles import first_layers, last_layers
 from proxbit.core.tasks import TaskName
+from proxbit.engine.twins import adds_methods
 from proxbit.nn import BinaryMultiheadAttention, binary_layers, is_conv1d
 from proxbit.util.text import unknown_name_message
 
@@ -156,7 +157,7 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
     if "weight" not in weights and not isinstance(module, nn.MultiheadAttention):
         return Choice(name, module, why=f"its weight is computed from {', '.join(weights)}")
     other = type(module).forward is not bases[0].forward
-    if other or _adds_methods(type(module), bases[0]):
+    if other or adds_methods(type(module), bases[0]):
         own = f"{kind} has {'a forward' if other else 'methods'} of its own"
         why = f"{own}: pass swaps= with a binary {kind}, or parametrize="
         return Choice(name, module, why=why)
@@ -166,12 +167,6 @@ def _classify(name: str, module: nn.Module, swaps: Swaps, direct: bool) -> Choic
 def _but_biases(weights: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
     """The names without biases, which have two dimensions where experts are stacked."""
     return tuple(name for name in weights if not name.endswith("bias")) or tuple(weights)
-
-
-def _adds_methods(kind: type, base: type) -> bool:
-    """Whether a subclass brings anything that taking another class would lose."""
-    between = kind.__mro__[: kind.__mro__.index(base)]
-    return any(not name.startswith("__") for cls in between for name in vars(cls))
 
 
 def own_weights(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -67,8 +67,13 @@ def is_plain(module: nn.Module) -> bool:
     base = next((base for base in _FLOAT if issubclass(kind, base)), None)
     if base is None or kind.forward is not base.forward or "forward" in vars(module):
         return False
+    return not adds_methods(kind, base)
+
+
+def adds_methods(kind: type, base: type) -> bool:
+    """Whether a subclass brings anything that taking another class would lose."""
     between = kind.__mro__[: kind.__mro__.index(base)]
-    return all(name.startswith("__") for cls in between for name in vars(cls))
+    return any(not name.startswith("__") for cls in between for name in vars(cls))
 
 
 def _inputs_first(module: nn.Module) -> bool:

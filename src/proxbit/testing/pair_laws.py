@@ -40,7 +40,8 @@ def check_pair(
         backends: The kernels to compute with; all that run on this machine by default.
         compile: Whether to compile it as well, which takes seconds: one graph for all strengths.
     """
-    _require_pair(pair)
+    if not isinstance(pair, Pair):
+        raise TypeError(f"check_pair takes a proxbit.Pair, not {type(pair).__name__}")
     for s in strengths:
         for dtype in DTYPES:
             _keeps_shape_and_dtype(pair, s, dtype)
@@ -57,11 +58,6 @@ def check_pair(
                 _network_sees_f_and_gradient_b(pair, s, name)
     if compile:
         _compiles_once(pair, strengths)
-
-
-def _require_pair(pair: Any) -> None:
-    if not isinstance(pair, Pair):
-        raise TypeError(f"check_pair takes a proxbit.Pair, not {type(pair).__name__}")
 
 
 def values(dtype: torch.dtype, knots: Sequence[float] = ()) -> Tensor:
