@@ -164,7 +164,7 @@ void convolve_lines(const pb_binary& layer, const Plan& plan, const Input& input
 }
 
 // Shares of one image: one for each thread, or one at all where there are many images or few positions. More, so that
-// who is done could help, were slower: the lines of a share lie in the caches of the thread that wrote them.
+// who is done could help, gain nothing: the lines of a share lie in the caches of the thread that wrote them.
 int64_t shares_of(int64_t positions, int64_t images, int team) {
   constexpr int64_t kFewest = 16, kMany = 4;
   return images >= kMany * team ? 1 : std::clamp<int64_t>(positions / kFewest, 1, team);
