@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from proxbit.nn.accumulators import cyclic_values, wrap
 from proxbit.nn.product import scaled
 from proxbit.packfile.bits import unpack_bits
 from proxbit.packfile.contents import PackedWeight
-from proxbit.util.modes import hooked
 
 Route = str  # "bits" or "float"
 _MOST_TRIED = 1 << 24  # values of a layer that are sent through a norm
@@ -333,20 +331,6 @@ def _full_precision(device: str) -> AbstractContextManager[Any]:
 def packed_layers(net: nn.Module) -> list[tuple[str, PackedLayer]]:
     """Every packed layer with its name, those inside attention too."""
     return [(name, m) for name, m in net.named_modules() if isinstance(m, PackedLayer)]
-
-
-@contextmanager
-def noted_inputs(net: nn.Module) -> Iterator[dict[PackedLayer, Tensor]]:
-    """Note the first input of each packed layer during the forwards of this thread inside."""
-    seen: dict[PackedLayer, Tensor] = {}
-    me = threading.get_ident()
-
-    def note(layer: Any, given: tuple[Any, ...]) -> None:
-        if threading.get_ident() == me and given and isinstance(given[0], Tensor):
-            seen.setdefault(layer, given[0])
-
-    with hooked(layer.register_forward_pre_hook(note) for _, layer in packed_layers(net)):
-        yield seen
 
 
 def share_signs(net: nn.Module) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from proxbit.engine import ops
 from proxbit.engine.forms import ConvGeometry
-from proxbit.engine.packed import PackedLayer
+from proxbit.engine.packed import PackedLayer, packed_layers
 from proxbit.engine.tails import following
 from proxbit.packfile.bits import byte_count
 from proxbit.packfile.contents import PackedWeight
+from proxbit.util.modes import hooked
 
 
 class PackedLinear(PackedLayer):
@@ -189,3 +195,17 @@ class PackedConv1d(_PackedConv):
 
 class PackedConv2d(_PackedConv):
     """A 2-d convolution in bits."""
+
+
+@contextmanager
+def noted_inputs(net: nn.Module) -> Iterator[dict[PackedLayer, Tensor]]:
+    """Note the first input of each packed layer during the forwards of this thread inside."""
+    seen: dict[PackedLayer, Tensor] = {}
+    me = threading.get_ident()
+
+    def note(layer: Any, given: tuple[Any, ...]) -> None:
+        if threading.get_ident() == me and given and isinstance(given[0], Tensor):
+            seen.setdefault(layer, given[0])
+
+    with hooked(layer.register_forward_pre_hook(note) for _, layer in packed_layers(net)):
+        yield seen

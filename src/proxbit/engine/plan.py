@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from proxbit.engine import ops
-from proxbit.engine.packed import noted_inputs, packed_layers
+from proxbit.engine.packed import packed_layers
+from proxbit.engine.packed_layers import noted_inputs
 from proxbit.engine.plan_code import Plan
 from proxbit.engine.plan_graph import make_plan
 from proxbit.engine.plan_watch import Watch, is_quiet

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxbit.engine.packed import PackedLayer, noted_inputs, packed_layers
-from proxbit.engine.packed_layers import PackedConv2d
+from proxbit.engine.packed import PackedLayer, packed_layers
+from proxbit.engine.packed_layers import PackedConv2d, noted_inputs
 from proxbit.engine.timing import race
 from proxbit.nn.probing import run
 

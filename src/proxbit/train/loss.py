@@ -23,13 +23,12 @@ class Loss:
     def __init__(self, prepared: PreparedRun, model: nn.Module, device: torch.device) -> None:
         """Put hooks on the network and its teacher, if it has one."""
         self.model, self.config = model, prepared.config
-        self.distiller: Distiller | None = None
         self.classes = len(prepared.data.classes)
-        teachers = [] if prepared.teacher is None else [prepared.teacher.to(device)]
-        for teacher in teachers:
-            self.distiller = Distiller(model, teacher, prepared.terms)
+        teacher = None if prepared.teacher is None else prepared.teacher.to(device)
+        self.distiller = None if teacher is None else Distiller(model, teacher, prepared.terms)
+        networks = [model] if teacher is None else [model, teacher]
         share = self.config.patch_drop
-        self.patches = PatchDrop(share, model, *teachers) if share else None
+        self.patches = PatchDrop(share, *networks) if share else None
 
     def __call__(self, run: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
         """The loss of ``run``: the network as it is wrapped to be called."""
@@ -48,8 +47,9 @@ class Loss:
 
     def _some_patches(self) -> AbstractContextManager[None]:
         """Fewer patches where that was asked for; a network that is hard sees them all."""
-        frozen = any(quantizer.hard for quantizer in quantizers(self.model))
-        return nullcontext() if self.patches is None or frozen else self.patches.dropping()
+        if self.patches is None or any(each.hard for each in quantizers(self.model)):
+            return nullcontext()
+        return self.patches.dropping()
 
     def _smoothed(self, y: Tensor) -> Tensor:
         """The targets with label smoothing; soft ones were smoothed with the images."""
