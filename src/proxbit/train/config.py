@@ -190,6 +190,9 @@ class Config:
         "Terms of the distillation with commas: logits,labels,relations,hidden.",
         shown="all that the networks have",
     )
+    temperature: float = _protocols(
+        1.0, "Divides the scores of network and teacher in the term logits; above 1 softens them."
+    )
     per_sample: bool = _protocols(False, "Norms of the distillation per sample, not per batch.")
     float_epochs: int | None = _protocols(
         None,
