@@ -160,6 +160,7 @@ MISTAKES = [
     ("--lr=nan", ["lr", "nan"]),
     ("--lr=inf", ["lr", "inf"]),
     ("--clip-norm=-1", ["clip_norm", "-1"]),
+    ("--temperature=0", ["temperature", "0"]),
     ("--warmup=1", ["warmup", "below 1"]),
     ("--warmup=nan", ["warmup", "nan"]),
     ("--frozen=1.5", ["frozen", "1.5"]),

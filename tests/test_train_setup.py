@@ -195,16 +195,19 @@ def test_quantizers_have_the_names_of_their_modules(place, task):
 
 
 @pytest.mark.parametrize(("net", "compares"), [("plain", 0.0), ("attending", 1.0)])
-@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize(("per_sample", "temperature"), [(False, 1.0), (True, 4.0)])
 def test_the_terms_of_a_job_suit_student_and_teacher_as_they_train(
-    place, tmp_path, net, compares, per_sample
+    place, tmp_path, net, compares, per_sample, temperature
 ):
     state = network(place, net, method="fp").state_dict()
     weights = str(tmp_path / "float.safetensors")
     save_file({name: value.contiguous() for name, value in state.items()}, weights)
-    made = job(place, net, weights=weights, distill=True, per_sample=per_sample, task="BWA")
-    assert made.teacher is not None and made.terms.per_sample == per_sample
-    assert replace(made.terms, per_sample=False) == Terms.for_model(made.model, made.teacher)
+    own = {"per_sample": per_sample, "temperature": temperature}
+    made = job(place, net, weights=weights, distill=True, task="BWA", **own)
+    assert made.teacher is not None
+    assert made.terms == replace(Terms.for_model(made.model, made.teacher), **own)
+    named = job(place, net, weights=weights, distill=True, task="BWA", terms="logits", **own)
+    assert named.terms == Terms(1.0, 0.0, 0.0, 0.0, **own)
     assert made.terms.relations == made.terms.hidden == compares
     assert Loss(made, made.model, torch.device("cpu")).distiller.terms is made.terms
 

@@ -252,7 +252,7 @@ def read_config(path: str | Path) -> Config:
 
 _POSITIVE = (
     "epochs", "batch_size", "grad_accum_steps", "max_steps_per_epoch", "eval_every", "image_size",
-    "patch_size", "lr", "float_lr", "clip_norm", "bits",
+    "patch_size", "lr", "float_lr", "clip_norm", "bits", "temperature",
 )  # fmt: skip
 _SHARES = (
     "sharp",
