@@ -1,7 +1,7 @@
 """Draw docs/overview.svg, the picture of the README, from committed results; ``--check`` compares.
 
-Size and time come from results/speed/, which benchmarks/network.py writes; accuracy from the
-lines of ``proxbit reproduce`` in results/. Bars of other runtimes appear where a file has them.
+Size and time come from results/speed/, which benchmarks/network.py writes; accuracy from
+cifar_runs.py. Bars of other runtimes appear where a file has them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cifar_runs import runs
 from write_docs import ROOT
 from write_pair_pages import pinned
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 PICTURE = ROOT / "docs" / "overview.svg"
 SPEED = ROOT / "results" / "speed" / "amd-epyc-avx512.json"  # the machine that the picture shows
-RUNS = (ROOT / "results" / "results.jsonl", ROOT / "results" / "long" / "results.jsonl")
 NETWORK = "vit_base"
 GREY, BLUE, GREEN = "#b9bec7", "#7d93c9", "#2a6f4e"
 
@@ -81,15 +81,10 @@ def sizes(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 def accuracies() -> list[Bar]:
     """ResNet-20 on CIFAR-10: float, and hard after the last epoch of the longest one-bit run."""
-    lines = [json.loads(line) for path in RUNS for line in path.read_text("utf-8").splitlines()]
-    here = {"grid": "cnn", "row": "cifar10"}
-    cells = [line for line in lines if line.items() >= here.items()]
-    kept = [line for line in cells if line["key"]["task"] == "BW" and line["result"].get("hard")]
-    binary = [line for line in kept if line["key"]["method"] != "FP"]
-    epochs = max(line["config"]["epochs"] for line in binary)
-    longest = [line for line in binary if line["config"]["epochs"] == epochs]
-    hard = max(line["curve"][-1]["hard"] for line in longest)
-    full = max(line["result"]["float"] for line in kept)
+    binary = [run for run in runs() if run[:2] == ("resnet20", "BW") and run.method != "fp"]
+    longest = max(run.epochs for run in binary)
+    hard = max(run.hard for run in binary if run.epochs == longest)
+    full = max(run.full for run in binary)
     return [
         Bar("float32", full, f"{full:.1%}", GREY),
         Bar("1-bit weights", hard, f"{hard:.1%}", GREEN),

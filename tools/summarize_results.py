@@ -1,9 +1,8 @@
 """Draw docs/results.svg and fill the table of docs/results.md; ``--check`` compares.
 
-Accuracy comes from the lines of ``proxbit reproduce`` (results/results.jsonl, results/long/) and of
-long runs (results/runs.jsonl, written by benchmarks/run_lines.py), time from results/speed/, the
-figures of other codes from results/published.csv. The longest run counts, after its last epoch: a
-better one that is shorter, or a better epoch before the last, does not.
+Accuracy comes from cifar_runs.py, time from results/speed/, the figures of other codes from
+results/published.csv. The longest run counts, after its last epoch: a better one that is shorter,
+or a better epoch before the last, does not.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from cifar_runs import RESULTS, Run, runs
 from draw_overview import SPEED, write_or_check
 from write_docs import ROOT, fill
 
@@ -26,43 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE, PICTURE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.svg"
-RESULTS = ROOT / "results"
 TASKS = ("BW", "BWA", "BWAA")
 COLORS = {"float": "#777777", "BW": "#2a6f4e", "BWA": "#b5541c", "BWAA": "#5b4a9e"}
 NETWORKS = {"resnet20": "ResNet-20", "bireal_resnet20": "Bi-Real ResNet-20"}
 MARKS = {"resnet20": "o", "bireal_resnet20": "s"}
-
-
-class Run(NamedTuple):
-    """One finished run on CIFAR-10, hard after its last epoch."""
-
-    network: str
-    task: str
-    method: str
-    epochs: int
-    hard: float
-    full: float
-    bytes_packed: int
-    bytes_float: int
-
-
-def runs() -> Iterator[Run]:
-    """Every run with one-bit weights, from both kinds of lines."""
-    for name in ("results.jsonl", "long/results.jsonl"):
-        for line in _lines(RESULTS / name):
-            if (line["grid"], line["row"]) == ("cnn", "cifar10") and line["result"].get("hard"):
-                yield _run(line["config"], line["result"], line["curve"][-1]["hard"])
-    for line in _lines(RESULTS / "runs.jsonl"):
-        yield _run(line["options"], line["result"], line["result"]["last"])
-
-
-def _run(options: dict[str, Any], result: dict[str, Any], last: float) -> Run:
-    about = (options["model"], options["task"], options["method"], options["epochs"])
-    return Run(*about, last, result["float"], result["bytes_packed"], result["bytes_float"])
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 class Row(NamedTuple):
