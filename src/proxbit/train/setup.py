@@ -332,12 +332,14 @@ def _terms(config: Config, model: nn.Module) -> Terms:
 
     The teacher is the same network before it became binary.
     """
-    terms = Terms.for_model(model)
-    if config.terms is not None:
-        names = _globs(config.terms) or []
-        known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}
-        odd = [name for name in names if name not in known]
-        if odd:
-            raise ValueError(unknown_name_message("term of distillation", odd[0], known))
-        terms = replace(terms, **{name: known[name] if name in names else 0.0 for name in known})
-    return replace(terms, per_sample=config.per_sample, temperature=config.temperature)
+    per_sample, temperature = config.per_sample, config.temperature
+    if config.terms is None:
+        suited = Terms.for_model(model)
+        return replace(suited, per_sample=per_sample, temperature=temperature)
+    names = _globs(config.terms) or []
+    known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}
+    odd = [name for name in names if name not in known]
+    if odd:
+        raise ValueError(unknown_name_message("term of distillation", odd[0], known))
+    weights = {name: known[name] if name in names else 0.0 for name in known}
+    return Terms(**weights, per_sample=per_sample, temperature=temperature)
