@@ -223,6 +223,12 @@ PB_API int pb_quantize(const pb_quantizer* how, const float* w, int32_t unit_kin
 PB_API int pb_pull(const pb_quantizer* how, const float* w, const float* g, const float* unit,
                    int64_t units, const float* factor, int64_t factors, float* out, int threads);
 
+/* The same for binary inputs in bfloat16, q = F(x - shift) and out = g * B(...) * factor: computed in float32,
+ * rounded once. */
+PB_API int pb_quantize_bf16(const pb_quantizer* how, const uint16_t* x, uint16_t* q, int threads);
+PB_API int pb_pull_bf16(const pb_quantizer* how, const uint16_t* x, const uint16_t* g, const float* unit,
+                        int64_t units, const float* factor, int64_t factors, uint16_t* out, int threads);
+
 /* Accumulators in training: out = c_k(m) of the m that a register of 2 to 24 bits holds after summing up
  * to z, and how many of the n sums did not fit. `back`, if not NULL, gets 1 where c_k falls, else 0. */
 PB_API int pb_wrap(const float* z, int64_t n, int32_t bits, double k, float* out, uint8_t* back,

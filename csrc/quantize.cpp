@@ -32,8 +32,7 @@ void shape_line(Curve& curve, float height) {
 Curve curve_of(const pb_quantizer& how) {
   constexpr float kTwicePeak = 2.39935728f;  // 2 * 1.1996786...: where the sign-Swish peaks
   Curve curve{};
-  curve.map = how.map;
-  curve.sharp = how.sharp != 0;
+  curve.map = how.sharp ? static_cast<int32_t>(PB_SIGN) : how.map;  // every F has the sign of its value
   curve.strength = *how.strength;
   curve.peak = kTwicePeak / curve.strength;
   curve.gain = 4.0f * curve.strength;
@@ -174,6 +173,38 @@ struct Weights {
   }
 };
 
+void backward(const Curve& curve, const Origin& origin, const float* w, const float* g, float factor,
+              float* out, int64_t n) {
+  kernels().backward(curve, origin, w, g, factor, out, n);
+}
+
+void backward(const Curve& curve, const Origin& origin, const uint16_t* w, const uint16_t* g, float factor,
+              uint16_t* out, int64_t n) {
+  kernels().backward16(curve, origin, w, g, factor, out, n);
+}
+
+template <class Value>
+int pull(const pb_quantizer* how, const Value* w, const Value* g, const float* unit, int64_t units,
+         const float* factor, int64_t factors, Value* out, int threads) {
+  if (!sound(how) || !w || !g || !out || !is_backward(how->map)) return PB_BAD_ARGUMENT;
+  const auto fits = [&](const float* values, int64_t count) {
+    return count == 0 || (values && (count == 1 || count == how->rows));
+  };
+  if (!fits(unit, units) || !fits(factor, factors)) return PB_BAD_ARGUMENT;
+  const auto of_row = [](const float* values, int64_t count, int64_t row) {
+    return count == 0 ? 1.0f : values[count == 1 ? 0 : row];
+  };
+  const Curve curve = curve_of(*how);
+  for_values(*how, threads, false, [&](int64_t first, int64_t last, int64_t begin, int64_t end) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t at = row * how->columns + begin;
+      const Origin origin = origin_of(*how, row, begin, of_row(unit, units, row));
+      backward(curve, origin, w + at, g + at, of_row(factor, factors, row), out + at, end - begin);
+    }
+  });
+  return PB_OK;
+}
+
 }  // namespace
 }  // namespace proxbit
 
@@ -202,23 +233,28 @@ int pb_quantize(const pb_quantizer* how, const float* w, int32_t unit_kind, int3
 
 int pb_pull(const pb_quantizer* how, const float* w, const float* g, const float* unit, int64_t units,
             const float* factor, int64_t factors, float* out, int threads) try {
-  if (!sound(how) || !w || !g || !out || !is_backward(how->map)) return PB_BAD_ARGUMENT;
-  const auto fits = [&](const float* values, int64_t count) {
-    return count == 0 || (values && (count == 1 || count == how->rows));
-  };
-  if (!fits(unit, units) || !fits(factor, factors)) return PB_BAD_ARGUMENT;
-  const auto of_row = [](const float* values, int64_t count, int64_t row) {
-    return count == 0 ? 1.0f : values[count == 1 ? 0 : row];
-  };
+  return pull(how, w, g, unit, units, factor, factors, out, threads);
+} catch (const std::bad_alloc&) {
+  return PB_NO_MEMORY;
+}
+
+int pb_quantize_bf16(const pb_quantizer* how, const uint16_t* x, uint16_t* q, int threads) try {
+  if (!sound(how) || !x || !q || !is_forward(how->map)) return PB_BAD_ARGUMENT;
   const Curve curve = curve_of(*how);
   for_values(*how, threads, false, [&](int64_t first, int64_t last, int64_t begin, int64_t end) {
     for (int64_t row = first; row < last; ++row) {
       const int64_t at = row * how->columns + begin;
-      const Origin origin = origin_of(*how, row, begin, of_row(unit, units, row));
-      kernels().backward(curve, origin, w + at, g + at, of_row(factor, factors, row), out + at, end - begin);
+      kernels().forward16(curve, origin_of(*how, row, begin, 1.0f), x + at, q + at, end - begin);
     }
   });
   return PB_OK;
+} catch (const std::bad_alloc&) {
+  return PB_NO_MEMORY;
+}
+
+int pb_pull_bf16(const pb_quantizer* how, const uint16_t* x, const uint16_t* g, const float* unit,
+                 int64_t units, const float* factor, int64_t factors, uint16_t* out, int threads) try {
+  return pull(how, x, g, unit, units, factor, factors, out, threads);
 } catch (const std::bad_alloc&) {
   return PB_NO_MEMORY;
 }

@@ -10,7 +10,6 @@ namespace proxbit {
 // A map F or a multiplier B at one strength, its constants worked out once.
 struct Curve {
   int32_t map;    // pb_forward or pb_backward
-  bool sharp;     // the sign of F instead of F
   float strength;
   float gain;     // what stands before the curve
   float height;   // PB_LINE at 0
@@ -31,6 +30,10 @@ struct QuantizeKernels {
   // out = g * B * factor
   void (*backward)(const Curve& curve, const Origin& origin, const float* w, const float* g,
                    float factor, float* out, int64_t n);
+  // The same for bfloat16: in float32, rounded once.
+  void (*forward16)(const Curve& curve, const Origin& origin, const uint16_t* w, uint16_t* f, int64_t n);
+  void (*backward16)(const Curve& curve, const Origin& origin, const uint16_t* w, const uint16_t* g,
+                     float factor, uint16_t* out, int64_t n);
   // The sum of |w|.
   double (*size)(const float* w, int64_t n);
   // The sum of a * b.

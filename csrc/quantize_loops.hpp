@@ -119,7 +119,6 @@ void forward(const Curve& curve, const Origin& origin, const float* w, float* f,
   for (int64_t at = 0; at < n; at += kBlock) {
     const int64_t count = std::min(kBlock, n - at);
     evaluate_forward(curve, measured(origin, at, w + at, space, count), f + at, count);
-    if (curve.sharp) each(f + at, f + at, count, sign_of);
   }
 }
 
@@ -130,6 +129,49 @@ void backward(const Curve& curve, const Origin& origin, const float* w, const fl
     const int64_t count = std::min(kBlock, n - at);
     evaluate_backward(curve, measured(origin, at, w + at, space, count), b, count);
     for (int64_t i = 0; i < count; ++i) out[at + i] = g[at + i] * b[i] * factor;
+  }
+}
+
+// bfloat16 is the upper half of a float.
+inline void widen(const uint16_t* from, float* to, int64_t n) {
+  uint32_t bits[kBlock];
+  for (int64_t i = 0; i < n; ++i) bits[i] = static_cast<uint32_t>(from[i]) << 16;
+  std::memcpy(to, bits, static_cast<size_t>(n) * sizeof(float));
+}
+
+// To the nearest, ties to even; the payload of a NaN is its own.
+inline void narrow(const float* from, uint16_t* to, int64_t n) {
+  uint32_t bits[kBlock];
+  std::memcpy(bits, from, static_cast<size_t>(n) * sizeof(float));
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t rounded = (bits[i] + 0x7fffu + (bits[i] >> 16 & 1u)) >> 16;
+    to[i] = static_cast<uint16_t>((bits[i] & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+  }
+}
+
+inline Origin moved(const Origin& origin, int64_t by) {
+  return {origin.shifts ? origin.shifts + by : nullptr, origin.shift, origin.unit};
+}
+
+void forward16(const Curve& curve, const Origin& origin, const uint16_t* w, uint16_t* f, int64_t n) {
+  float wide[kBlock], found[kBlock];
+  for (int64_t at = 0; at < n; at += kBlock) {
+    const int64_t count = std::min(kBlock, n - at);
+    widen(w + at, wide, count);
+    forward(curve, moved(origin, at), wide, found, count);
+    narrow(found, f + at, count);
+  }
+}
+
+void backward16(const Curve& curve, const Origin& origin, const uint16_t* w, const uint16_t* g,
+                float factor, uint16_t* out, int64_t n) {
+  float wide[kBlock], upstream[kBlock], found[kBlock];
+  for (int64_t at = 0; at < n; at += kBlock) {
+    const int64_t count = std::min(kBlock, n - at);
+    widen(w + at, wide, count);
+    widen(g + at, upstream, count);
+    backward(curve, moved(origin, at), wide, upstream, factor, found, count);
+    narrow(found, out + at, count);
   }
 }
 
@@ -175,7 +217,8 @@ void multiply(float* f, float by, int64_t n) {
   for (int64_t i = 0; i < n; ++i) f[i] *= by;
 }
 
-constexpr QuantizeKernels kQuantizeLoops = {forward, backward, size, product, multiply};
+constexpr QuantizeKernels kQuantizeLoops = {forward,    backward, forward16, backward16,
+                                            size,       product,  multiply};
 
 }  // namespace
 }  // namespace proxbit

@@ -227,18 +227,42 @@ def test_each_channel_has_its_shift(lead: int, channels: int, trailing: list[int
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@given(sizes=st.tuples(*[st.integers(1, 5)] * 4), shifted=st.booleans(), seed=st.integers(0, 99))
+@pytest.mark.parametrize("upstream", ["same", torch.float32], ids=str)
+@given(
+    sizes=st.tuples(*[st.integers(1, 5)] * 4),
+    shifted=st.booleans(),
+    last=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_inputs_of_autocast_are_computed_in_float32_and_rounded_once(
-    dtype: torch.dtype, sizes: tuple[int, ...], shifted: bool, seed: int
-) -> None:
+    dtype: torch.dtype, upstream: torch.dtype | str, sizes: tuple[int, ...], shifted: bool,
+    last: bool, seed: int,
+) -> None:  # fmt: skip
     torch.manual_seed(seed)
-    x, g, s = torch.randn(sizes).to(dtype), torch.randn(sizes).to(dtype), torch.tensor(1.5)
+    x, s = torch.randn(sizes).to(dtype), torch.tensor(1.5)
+    g = torch.randn(sizes).to(dtype if upstream == "same" else upstream)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
     shift = torch.randn(sizes[1], 1, 1) if shifted else None
-    whole = fused.forward(maps.sign_swish, x.float(), s, shift)
-    assert torch.equal(fused.forward(maps.sign_swish, x, s, shift), whole.to(dtype))
-    pulled = fused.backward(maps.sign_swish_slope, x.float(), g.float(), s, shift=shift)
-    found = fused.backward(maps.sign_swish_slope, x, g, s, shift=shift)
-    assert torch.equal(found, pulled.to(dtype))
+    unit, factor = torch.tensor(0.3), torch.tensor(3.0)
+    for f in FORWARD:
+        for sharp in (False, True):
+            whole = fused.forward(f, x.float(), s, shift, sharp)
+            assert torch.equal(fused.forward(f, x, s, shift, sharp), whole.to(dtype))
+    for b in BACKWARD:
+        pulled = fused.backward(b, x.float(), g.float(), s, unit, factor, shift)
+        assert torch.equal(fused.backward(b, x, g, s, unit, factor, shift), pulled.to(dtype))
+
+
+@given(bits=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=70))
+def test_every_bfloat16_is_rounded_as_torch_rounds(bits: list[int]) -> None:
+    x = torch.tensor(bits, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    g, s = torch.linspace(-1, 3, len(x)).to(torch.bfloat16), torch.tensor(1.7)
+    for f in FORWARD:
+        found, whole = fused.forward(f, x, s), fused.forward(f, x.float(), s)
+        torch.testing.assert_close(found, whole.to(x.dtype), rtol=0, atol=0, equal_nan=True)
+    for b in BACKWARD:
+        found, whole = fused.backward(b, x, g, s), fused.backward(b, x.float(), g.float(), s)
+        torch.testing.assert_close(found, whole.to(x.dtype), rtol=0, atol=0, equal_nan=True)
 
 
 @given(sizes=st.tuples(*[st.integers(1, 5)] * 4), shifted=st.booleans(), seed=st.integers(0, 99))
@@ -366,6 +390,9 @@ def everything(w: Tensor, g: Tensor) -> list[Tensor]:
     s = torch.tensor(1.7)
     found = [fused.forward(f, w, s) for f in FORWARD]
     found += [fused.backward(b, w, g, s) for b in BACKWARD]
+    w16, g16 = w.bfloat16(), g.bfloat16()
+    found += [fused.forward(f, w16, s) for f in FORWARD]
+    found += [fused.backward(b, w16, g16, s) for b in BACKWARD]
     for per in ("layer", "channel"):
         for current in (False, True):
             measures = fused.Measures(pb.Scale("least_squares", per), current, None, True)

@@ -23,6 +23,8 @@ def test_wrong_arguments_are_refused_and_nothing_is_written(wrong: dict[str, int
     for sound, call in (
         (0, lambda how: library.pb_quantize(how, at_w, 0, 0, 0, 0, None, None, at_out, 1)),
         (16, lambda how: library.pb_pull(how, at_w, at_w, None, 0, None, 0, at_out, 1)),
+        (0, lambda how: library.pb_quantize_bf16(how, at_w, at_out, 1)),
+        (16, lambda how: library.pb_pull_bf16(how, at_w, at_w, None, 0, None, 0, at_out, 1)),
     ):
         fields = {"rows": 2, "columns": 3, "strength": s.data_ptr(), "shifts": 0, "map": sound}
         assert call(ctypes.byref(fused._Quantizer(**fields | wrong))) == 1

@@ -45,6 +45,8 @@ _QUANTIZER = POINTER(_Quantizer)
 _SIGNATURES = with_codes({
     "pb_quantize": [_QUANTIZER, c_void_p, *[c_int32] * 4, c_void_p, c_void_p, c_void_p, c_int],
     "pb_pull": [_QUANTIZER, c_void_p, c_void_p, *[c_void_p, c_int64] * 2, c_void_p, c_int],
+    "pb_quantize_bf16": [_QUANTIZER, c_void_p, c_void_p, c_int],
+    "pb_pull_bf16": [_QUANTIZER, c_void_p, c_void_p, *[c_void_p, c_int64] * 2, c_void_p, c_int],
     "pb_wrap": [
         c_void_p, c_int64, c_int32, c_double, c_void_p, c_void_p, POINTER(c_int64), c_int,
     ],
@@ -98,7 +100,10 @@ def forward(
     if how is None:
         return None
     q, threads = torch.empty_like(x), torch.get_num_threads()
-    check(lib.pb_quantize(byref(how), _at(x), _ONE, 0, 0, 0, None, None, _at(q), threads))
+    if x.dtype is torch.bfloat16:
+        check(lib.pb_quantize_bf16(byref(how), _at(x), _at(q), threads))
+    else:
+        check(lib.pb_quantize(byref(how), _at(x), _ONE, 0, 0, 0, None, None, _at(q), threads))
     return q
 
 
@@ -113,7 +118,7 @@ def quantize_weight(
     if _channels_last(w):
         found = quantize_weight(f, _turned(w), strength, _turned(shift), sharp, measures)
         return None if found is None else (_back(found[0]), *found[1:])
-    if not _ours(w, strength, shift, measures.unit):
+    if not _ours(w, strength, shift, measures.unit) or w.dtype is not torch.float32:
         return None
     how = _quantizer(w, strength, shift, curve, sharp, rows=True)
     if how is None or w.dim() < 2:
@@ -139,7 +144,7 @@ def backward(
     code = None if lib is None else _code(b, _BACKWARD)
     if code is None:
         return None
-    if _half(w):
+    if _half(w, g):
         return _rounded(backward(b, w.float(), g.float(), strength, unit, factor, shift), w)
     if _channels_last(w):
         return _back(backward(b, _turned(w), _turned(g), strength, unit, factor, _turned(shift)))
@@ -147,13 +152,14 @@ def backward(
         return None
     units, factors = (0 if t is None else t.numel() for t in (unit, factor))
     how = _quantizer(w, strength, shift, (code, 0.0), rows=max(units, factors) > 1)
-    if how is None or g.shape != w.shape or not _plain(g := g.contiguous()):
+    if how is None or g.shape != w.shape or not _plain(g := g.contiguous(), w.dtype):
         return None
     if not (_fits(unit, w, how.rows) and _fits(factor, w, how.rows)):
         return None
     out, threads = torch.empty_like(w), torch.get_num_threads()
     places = _at(unit), units, _at(factor), factors, _at(out)
-    check(lib.pb_pull(byref(how), _at(w), _at(g), *places, threads))
+    pull = lib.pb_pull if w.dtype is torch.float32 else lib.pb_pull_bf16
+    check(pull(byref(how), _at(w), _at(g), *places, threads))
     return out
 
 
@@ -233,9 +239,11 @@ def _back(t: Given) -> Given:
     return t if t is None else t.permute(0, 3, 1, 2)
 
 
-def _half(t: Tensor) -> bool:
-    """Whether only the precision keeps a tensor from us."""
-    return t.dtype in (torch.bfloat16, torch.float16) and t.is_cpu and t.numel() >= SMALLEST
+def _half(t: Tensor, *others: Tensor) -> bool:
+    """Whether only the precision keeps tensors from us: bfloat16 alone has kernels of its own."""
+    if t.dtype not in (torch.bfloat16, torch.float16) or not t.is_cpu or t.numel() < SMALLEST:
+        return False
+    return any(each.dtype is not torch.bfloat16 for each in (t, *others))
 
 
 def _rounded(t: Tensor | None, like: Tensor) -> Tensor | None:
@@ -263,13 +271,14 @@ def _ours(w: Tensor, strength: Tensor, *others: Tensor | None) -> bool:
     """Whether all tensors are plain, the values enough for a call, and the strength one number."""
     if w.numel() < SMALLEST or strength.numel() != 1:
         return False
-    return all(t is None or _plain(t) for t in (w, strength, *others))
+    dtype = torch.bfloat16 if w.dtype is torch.bfloat16 else torch.float32
+    return _plain(w, dtype) and all(t is None or _plain(t) for t in (strength, *others))
 
 
-def _plain(t: Tensor) -> bool:
+def _plain(t: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return (
         type(t) in (Tensor, nn.Parameter)
-        and t.dtype is torch.float32
+        and t.dtype is dtype
         and t.is_cpu
         and torch._C._has_storage(t)  # not so in a batch of vmap, or if sparse
         and t.is_contiguous()

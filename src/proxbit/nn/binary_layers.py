@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from proxbit.core.weight_layout import Layout
+from proxbit.kernels.training import watched
+from proxbit.nn.border import AddBorder, inner_lines
 from proxbit.nn.product import BinaryProduct, Form
 from proxbit.nn.quantizers import WeightQuantizer, whole
 
@@ -166,11 +168,15 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
         if any(border) and self.padding_mode != "zeros":
             x = functional.pad(x, border, mode=self.padding_mode)
         elif any(border) and self.training:
-            # What the border adds is the same for every image: cheaper than padding a whole batch.
             one = torch.zeros_like(x[:1] if x.dim() == w.dim() else x)
             frame = functional.pad(one, border, value=self.pad_value)
-            inner = self._conv_forward(x, w, b)
-            return inner + type(self).convolution(frame, w, None, *options)
+            inner, outer = (
+                self._conv_forward(x, w, b),
+                type(self).convolution(frame, w, None, *options),
+            )
+            if x.dim() != w.dim() or watched():
+                return inner + outer
+            return AddBorder.apply(inner, outer, inner_lines(x.shape[2:], border[-2::-2], self))
         elif any(border):
             x = functional.pad(x, border, value=self.pad_value)
         return type(self).convolution(x, w, b, *options)
