@@ -1,7 +1,7 @@
 """What the border of a binary image adds to a convolution, without padding a whole batch.
 
 Padding binary inputs with ones adds the same to every image: the sums of one image that is all
-border. They differ from zero in the outermost lines only, so on the way back nothing else is summed.
+border. They differ from zero in the outermost lines only, so the way back sums nothing else.
 """
 
 from __future__ import annotations
