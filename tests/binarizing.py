@@ -7,7 +7,8 @@ from torch import nn
 import proxbit as pb
 
 _METHOD = (
-    "settings", "schedule", "rule", "scale", "unit", "input_schedule", "sharp", "sharp_strength",
+    "settings", "schedule", "rule", "scale", "unit", "input_pair", "input_schedule", "sharp",
+    "sharp_strength",
 )  # fmt: skip
 _TASK = ("pad_value", "bits", "k")
 

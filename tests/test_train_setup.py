@@ -22,7 +22,7 @@ from proxbit.train.distillation import Terms
 from proxbit.train.loss import Loss
 from proxbit.train.network_state import quantizer_states
 from proxbit.train.precision import choose_precision, use_plain_attention
-from proxbit.train.settings import parse_strength, resolve_method
+from proxbit.train.settings import method_of, parse_strength, resolve_method, with_options
 from proxbit.train.setup import PreparedRun, prepare, resolve
 from proxbit.util.compat import allow_torchvision
 
@@ -288,3 +288,24 @@ def test_plain_attention_is_the_same_attention():
     use_plain_attention(vit)
     assert not any(getattr(module, "fused_attn", False) for module in vit.modules())
     torch.testing.assert_close(vit(x), fused, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", METHODS)
+@pytest.mark.parametrize("name", ["pc", "bnn++", "rpc", "fp"])
+def test_binary_inputs_are_those_of_another_method(name: str, inputs: str) -> None:
+    own, other = METHODS[name], METHODS[inputs]
+    config = resolve_method(Config(method=name, input_pair=inputs, task="BWA"))
+    found = with_options(method_of(config), config)
+    assert found.input_pair == (other.input_pair or other.pair)
+    taken = ("input_pair", "input_schedule", "sharp")
+    assert replace(found, **{k: getattr(own, k) for k in taken}) == own
+    for progress in (0.0, 0.5, 1.0):
+        expected = (other.input_schedule or other.schedule)(progress)
+        assert found.input_schedule(progress) == expected
+
+
+def test_inputs_may_have_a_pair_that_weights_of_these_settings_may_not() -> None:
+    method = pb.method("pc", "admitted", input_pair="bi-real")
+    assert method.input_pair == METHODS["bi-real"].pair
+    with pytest.raises(ValueError, match="unknown method 'tanh'"):
+        pb.method("pc", input_pair="tanh")

@@ -198,6 +198,7 @@ def method(
     rule: Rule | None = None,
     scale: Scale | str | None = None,
     unit: Unit | None = None,
+    input_pair: str | Method | Pair | None = None,
     input_schedule: Schedule | None = None,
     sharp: float | None = None,
     sharp_strength: float | None = None,
@@ -219,6 +220,7 @@ def method(
         rule: Where the gradient is taken and where the step starts.
         scale: "none", "layer", "channel", "ls", "ls-layer" or a :class:`Scale`.
         unit: What the pair takes for one: "one" (raw weights), "current" or "initial" mean|w|.
+        input_pair: Pair of the inputs in BWA and BWAA, or the method whose inputs these are to be.
         input_schedule: Strength of the inputs' pair in BWA and BWAA.
         sharp: Share of the steps, the last ones, in which the network sees signs.
         sharp_strength: Strength of the weights' pair there.
@@ -233,10 +235,19 @@ def method(
     }  # fmt: skip
     if settings == "paper":
         found = replace(found, relu=found.relu or _PAPER_RELU)
+    if input_pair is not None:
+        found = _with_inputs_of(found, input_pair, settings)
     if scale is not None:
         found = replace(found, scale=find_scale(scale))
     given = {key: value for key, value in changes.items() if value is not None}
     return _checked(_consistent(replace(found, **given)))  # type: ignore[arg-type]
+
+
+def _with_inputs_of(method: Method, name: str | Method | Pair, settings: str) -> Method:
+    """The method with the binary inputs of another one; Corollary 1 is about weights only."""
+    other = _resolve(name, "default" if settings == "admitted" else settings)
+    pair, schedule = other.input_pair or other.pair, other.input_schedule or other.schedule
+    return replace(method, input_pair=pair, input_schedule=schedule)
 
 
 def _checked(made: Method) -> Method:

@@ -109,6 +109,9 @@ class Config:
     input_strength: str | None = _bits(
         None, "The same for binary inputs, in BWA and BWAA.", shown="the method's"
     )
+    input_pair: str | None = _bits(
+        None, "A method whose pair and strength binary inputs take.", shown="the method's"
+    )
     scale: str | None = _bits(
         None,
         "The float beside the bits: none, the mean per layer or channel, or least squares: ls (per "

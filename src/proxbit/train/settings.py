@@ -29,7 +29,7 @@ def resolve_method(config: Config, method: Method | None = None) -> Config:
     >>> resolve_method(Config(method="bnn++")).strength, resolve_method(Config(method="bnn++")).unit
     ('1:3:log', 'current')
     """
-    method = method or methods.method(config.method, config.settings)
+    method = method or method_of(config)
     frozen = FROZEN[config.settings] if config.frozen is None else config.frozen
     own: dict[str, Any] = {"frozen": frozen, "sharp": min(method.sharp, MOST * (1 - frozen))}
     if method.binary:
@@ -40,6 +40,11 @@ def resolve_method(config: Config, method: Method | None = None) -> Config:
             "scale": next((name for name, scale in SCALES.items() if scale == method.scale), None),
         }
     return replace(config, **{k: v for k, v in own.items() if getattr(config, k) is None})
+
+
+def method_of(config: Config) -> Method:
+    """The method of a run as the catalogue or the user's file has it, with the inputs asked for."""
+    return methods.method(config.method, config.settings, input_pair=config.input_pair)
 
 
 def with_options(method: Method, config: Config) -> Method:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from proxbit.binarization.conversion import binarize
 from proxbit.binarization.conversion_report import Report
 from proxbit.binarization.relu import replacement
-from proxbit.core import methods
 from proxbit.core.methods import METHODS, Method
 from proxbit.core.tasks import Task
 from proxbit.data import RECIPES, ImageSet, Loader, open_data
@@ -35,6 +34,7 @@ from proxbit.train.settings import (
     augmentation_for,
     batch_size_for,
     float_epochs_for,
+    method_of,
     resolve_method,
     with_options,
 )
@@ -106,7 +106,7 @@ def prepare(config: Config, float_network: dict[str, Tensor] | None = None) -> P
         config: The run.
         float_network: Tensors in the place of those of the weights: what a float stage ended with.
     """
-    method = methods.method(config.method, config.settings)
+    method = method_of(config)
     data = open_data(config.data, root=config.data_root, download=config.download)
     if config.normalize != "data":
         mean, std = _expected(config.normalize, data.channels)
@@ -184,7 +184,7 @@ def resolve(
 
     What depends on the number of training images stays open where it is not known.
     """
-    method = method or methods.method(config.method, config.settings)
+    method = method or method_of(config)
     if config.pipeline == "fine-tune" and config.weights is None:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
     if config.pipeline == "end-to-end" and config.weights is not None:
