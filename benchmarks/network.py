@@ -112,7 +112,7 @@ def enter(setting: Setting, batch: int) -> Stage:
 
 def hard_twin(model: nn.Module, task: Any, x: Tensor) -> nn.Module:
     """With norms that fit the hard weights, as after training."""
-    twin = copy.deepcopy(model)
+    twin = copy.deepcopy(model).requires_grad_()
     pb.binarize(twin, "bc", task, relu=None if task == "BW" else nn.Hardtanh)
     return pb.recalibrate(pb.harden(twin), [x]).eval()
 

@@ -97,6 +97,18 @@ def test_the_numbers_carry_their_evidence(layers: dict[str, Any], networks: dict
         assert "torch " in about["versions"]
 
 
+def test_several_threads_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+    script, page = ROOT / "benchmarks" / "threads.py", tmp_path / "page.md"
+    options = ["--model", "resnet20", "--processes", "2", "--rounds", "1", "--markdown", str(page)]
+    subprocess.run([sys.executable, str(script), *options], check=True, stdout=subprocess.PIPE)
+    rows = re.findall(r"^\| resnet20 BWA \| (\d) \| (.*) \|$", page.read_text(), re.MULTILINE)
+    assert [number for number, _ in rows] == ["1", "2"]
+    for _, cells in rows:
+        one, two, ratio, of_float = map(float, cells.split(" | ")[:4])
+        assert one > 0 and of_float > 0
+        assert ratio == pytest.approx(one / two, rel=0.05)  # one round; what is printed is rounded
+
+
 @given(mine=st.floats(1e-4, 9), base=st.floats(1e-4, 9), copies=st.integers(1, 3))
 def test_a_ratio_says_how_many_times_faster_than_the_other_one_is(
     mine: float, base: float, copies: int
