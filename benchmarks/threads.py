@@ -40,7 +40,8 @@ def measure(model: str, task: str, threads: int, rounds: int) -> Seconds:
     stage = enter(SETTINGS[model], 1)
     calls = {"float": stage.fastest(stage.model), task: packed(task, "exact", 1e-4, stage).calls}
     ways = [(who, n, f"{who} {n}") for who in calls for n in (1, threads)]
-    passes, found = {}, {}
+    passes: dict[str, tuple[int, int]] = {}
+    found: Seconds = {}
     for who, n, name in ways:
         torch.set_num_threads(n)
         passes[name], found[name] = passes_of(calls[who]), []
