@@ -196,6 +196,22 @@ def test_a_file_of_an_unknown_network_is_shown_but_not_run(known, tmp_path):
         assert "martian" in refusal(*command)
 
 
+def test_a_file_is_as_accurate_as_its_run(place, known, own):
+    data = f"npz:{place}/i.npz"
+    for file, more in ((known, []), (own, ["--skeleton", f"{place}/net.py:net"])):
+        run = json.loads(said("evaluate", file.parent, "--json").stdout)
+        found = json.loads(said("evaluate", file, "--data", data, *more, "--json").stdout)
+        assert found == {"file": str(file), "part": "test", "n": run["n"], "hard": run["hard"]}
+
+
+def test_what_cannot_be_evaluated_is_told(place, known):
+    data = f"npz:{place}/i.npz"
+    assert "give its test images as --data" in refusal("evaluate", known)
+    assert "without --part" in refusal("evaluate", known, "--data", data, "--part", "validation")
+    assert "leave out --data" in refusal("evaluate", place / "known", "--data", data)
+    assert "8x8 images of 3 channels and 3 classes" in refusal("evaluate", known, "--data=fashion")
+
+
 # Files that are not packed networks
 
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from proxbit.cli.errors import INTERRUPTED, advising, fail, in_options, mistakes, say, stopping
-from proxbit.cli.options import JSON_LINES, RUNS, Name, next_folder, option
+from proxbit.cli.options import JSON_LINES, RUNS, SKELETON, Name, next_folder, option
 from proxbit.train.config import Config, read_config
 from proxbit.util.text import visible
 
@@ -175,20 +175,44 @@ def describe(config: Config) -> str:
 
 
 def evaluate(
-    runs: RUNS,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or packed files.")
+    ],
     part: Annotated[str, option("test, or validation if the run has a --val-split.")] = "test",
+    data: Annotated[
+        Name, option("Images for packed files: fashion, cifar10, npz:FILE or folder:PATH.")
+    ] = None,
+    skeleton: SKELETON = None,
     as_json: JSON_LINES = False,
 ) -> None:
-    """Measure the best hard network of runs on their test images."""
-    from proxbit.train.fitting import evaluate as measure
+    """Measure the best hard network of runs, or packed files, on test images.
 
+    proxbit evaluate runs/1
+
+    proxbit evaluate net.safetensors --data npz:cifar10.npz
+    """
     for run in runs:
-        with mistakes():
-            found = measure(run, part)
+        with mistakes(), advising():
+            found = _evaluate(run, part, data, skeleton)
         if as_json:
             typer.echo(json.dumps(found))
         else:
             say(f"{run}: hard {100 * found['hard']:.2f} % of {found['n']:,} {part} images")
+
+
+def _evaluate(run: str, part: str, data: Name, skeleton: Name) -> dict[str, Any]:
+    """The accuracy of a run, or of a file if it is one."""
+    if Path(run).is_file():
+        from proxbit.deploy.image_inputs import evaluate_file
+
+        if data is None or part != "test":
+            raise ValueError(f"'{run}' is a file: give its test images as --data, without --part")
+        return evaluate_file(run, data, skeleton)
+    if data is not None:
+        raise ValueError(f"'{run}' is no packed file, and a run has its own data: leave out --data")
+    from proxbit.train.fitting import evaluate as measure
+
+    return measure(run, part)
 
 
 def show(

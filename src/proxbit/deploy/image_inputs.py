@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from proxbit.data import Loader, open_data
 from proxbit.data.image_folder import read_picture
 from proxbit.data.pixels import normalize
-from proxbit.deploy.packed_networks import refusing_shape
+from proxbit.deploy.packed_networks import packed_network, refusing_shape
 from proxbit.engine.loading import LARGEST_SIDE
+from proxbit.engine.packing import finish
+from proxbit.packfile.file import read
+from proxbit.train.evaluation import count_right
 from proxbit.util.compat import extra
 
 MOST_CHANNELS = 16  # of the largest image
@@ -169,3 +173,23 @@ def recognize(
     shares, order = scores[0].float().softmax(0).topk(min(top, len(names)))
     pairs = zip(order.tolist(), shares.tolist(), strict=True)
     return [Guess(i, names[i], share) for i, share in pairs]
+
+
+def evaluate_file(path: str | Path, name: str, skeleton: str | None = None) -> dict[str, Any]:
+    """Measure the accuracy of a packed file on the test images of a data set, as it will run."""
+    held, data = read(path), open_data(name)
+    form, labels = InputForm.of(held.about.input), held.about.labels
+    takes = form.channels, len(labels or data.classes)
+    if takes != (data.channels, len(data.classes)) or form.height != form.width:
+        raise ValueError(
+            f"'{path}' takes {form.height}x{form.width} images of {takes[0]} channels and "
+            f"{takes[1]} classes, and {name} has {data.channels} and {len(data.classes)}: give "
+            "--data images like those that it was trained on"
+        )
+    net = packed_network(path, held, skeleton)
+    finish(net, None)
+    images = replace(data, mean=form.mean, std=form.std)
+    loader = Loader(images, part="test", image_size=form.height)
+    with refusing_shape((loader.batch_size, form.channels, form.height, form.width)):
+        right, seen = count_right(net, loader.epoch(0))
+    return {"file": str(path), "part": "test", "n": seen, "hard": right / max(seen, 1)}
