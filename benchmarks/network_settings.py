@@ -27,6 +27,7 @@ class Setting:
 ALIVE = {"zero_init_last": False}
 SETTINGS = {
     "resnet20": Setting("resnet20", side=32, classes=10, images=True),
+    "bireal_resnet20": Setting("bireal_resnet20", side=32, classes=10, images=True),
     "bireal_resnet18": Setting("bireal_resnet18", images=True),
     "resnet50": Setting("timm/resnet50", images=True, options=ALIVE),
     "deit_tiny": Setting("timm/deit_tiny_patch16_224"),

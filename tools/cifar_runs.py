@@ -17,14 +17,17 @@ RESULTS = ROOT / "results"
 
 
 class Run(NamedTuple):
-    """One finished run on CIFAR-10, hard after its last epoch."""
+    """One finished run on CIFAR-10, hard after its last epoch; from random weights if not ``full``.
+
+    The method has the pair of its binary inputs behind it, if that is another's.
+    """
 
     network: str
     task: str
     method: str
     epochs: int
     hard: float
-    full: float
+    full: float | None
     bytes_packed: int
     bytes_float: int
 
@@ -40,7 +43,9 @@ def runs() -> Iterator[Run]:
 
 
 def _run(options: dict[str, Any], result: dict[str, Any], last: float) -> Run:
-    about = (options["model"], options["task"], options["method"], options["epochs"])
+    inputs = options.get("input_pair")
+    method = options["method"] if inputs is None else f"{options['method']}, inputs {inputs}"
+    about = (options["model"], options["task"], method, options["epochs"])
     return Run(*about, last, result["float"], result["bytes_packed"], result["bytes_float"])
 
 

@@ -84,7 +84,7 @@ def accuracies() -> list[Bar]:
     binary = [run for run in runs() if run[:2] == ("resnet20", "BW") and run.method != "fp"]
     longest = max(run.epochs for run in binary)
     hard = max(run.hard for run in binary if run.epochs == longest)
-    full = max(run.full for run in binary)
+    full = max(run.full for run in binary if run.full is not None)
     return [
         Bar("float32", full, f"{full:.1%}", GREY),
         Bar("1-bit weights", hard, f"{hard:.1%}", GREEN),

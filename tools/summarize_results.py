@@ -1,7 +1,7 @@
 """Draw docs/results.svg and fill the table of docs/results.md; ``--check`` compares.
 
-Accuracy comes from cifar_runs.py, time from results/speed/, the figures of other codes from
-results/published.csv. The longest run counts, after its last epoch: a better one that is shorter,
+Accuracy comes from cifar_runs.py, time and files from results/speed/, the figures of other codes
+from results/published.csv. The longest run counts, after its last epoch: a better one that is shorter,
 or a better epoch before the last, does not.
 """
 
@@ -11,7 +11,7 @@ import csv
 import json
 import sys
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cifar_runs import RESULTS, Run, runs
 from draw_overview import SPEED, write_or_check
@@ -64,11 +64,17 @@ def _place(row: Row) -> tuple[int, int, str]:
     return list(NETWORKS).index(run.network), TASKS.index(run.task), run.method
 
 
-def milliseconds() -> dict[tuple[str, str], float]:
-    """One image on one thread by network and contender, on the machine of the README's picture."""
+def measured(what: str) -> dict[tuple[str, str], Any]:
+    """Time or file of each network and contender, on the machine of the README's picture."""
     held = json.loads(SPEED.read_text(encoding="utf-8"))["rows"]
     one = [row for row in held if (row["batch"], row["threads"]) == (1, 1)]
-    return {(row["network"], row["contender"]): row["ms"] for row in one}
+    return {(row["network"], row["contender"]): row[what] for row in one}
+
+
+def file_bytes(run: Run) -> int:
+    """The file of a run's network; lines of early runs leave names and header out."""
+    found: int | None = measured("file_bytes").get(run[:2])
+    return run.bytes_packed if found is None else found
 
 
 def table() -> str:
@@ -81,8 +87,8 @@ def table() -> str:
         run = row.first
         cells = [
             NETWORKS[run.network], run.task, f"`{run.method}`", run.epochs, len(row.runs),
-            f"{row.hard:.2%}"[:-1], f"{run.full:.2%}"[:-1],
-            size(run.bytes_packed), size(run.bytes_float),
+            f"{row.hard:.2%}"[:-1], "" if run.full is None else f"{run.full:.2%}"[:-1],
+            size(file_bytes(run)), size(run.bytes_float),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
@@ -107,12 +113,13 @@ def draw() -> Figure:
 
     figure = Figure(figsize=(7.8, 2.7), layout="constrained")
     by_size, by_time, beside = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
-    ours = [row for row in rows() if row.first.method == "bnn++"]
-    full, times = ours[0].first, milliseconds()
+    ours = [row for row in rows() if row.first.method == "bnn++" or row.first.full is None]
+    full, times = ours[0].first, measured("ms")
+    assert full.full is not None, "the first one is ResNet-20, fine-tuned"
     _float(by_size, full.bytes_float / 1000, full.full)
     _float(by_time, times["resnet20", "ORT float"], full.full)
     for row in ours:
-        _point(by_size, row, row.first.bytes_packed / 1000)
+        _point(by_size, row, file_bytes(row.first) / 1000)
         ms = times.get((row.first.network, f"{row.first.task} in ONNX Runtime"))
         if ms is not None:
             _point(by_time, row, ms)
@@ -143,7 +150,9 @@ def _float(axes: Axes, where: float, full: float) -> None:
 def _point(axes: Axes, row: Row, where: float) -> None:
     run, high = row.first, 100 * row.hard
     axes.plot(where, high, MARKS[run.network], color=COLORS[run.task])
-    _label(axes, f"{run.task}, {run.epochs} epochs", where, high, COLORS[run.task])
+    name = f"{run.task}, {run.epochs} epochs"
+    name += "" if run.network == "resnet20" else f",\n{NETWORKS[run.network]}"
+    _label(axes, name, where, high, COLORS[run.task])
 
 
 def _label(axes: Axes, text: str, where: float, high: float, color: str) -> None:
