@@ -1,8 +1,8 @@
 """Draw docs/results.svg and fill the table of docs/results.md; ``--check`` compares.
 
 Accuracy comes from cifar_runs.py, time and files from results/speed/, the figures of other codes
-from results/published.csv. The longest run counts, after its last epoch: a better one that is shorter,
-or a better epoch before the last, does not.
+from results/published.csv. The longest run counts, after its last epoch: a better one that is
+shorter, or a better epoch before the last, does not.
 """
 
 from __future__ import annotations
