@@ -206,7 +206,7 @@ def test_a_file_is_as_accurate_as_its_run(place, known, own):
 
 def test_what_cannot_be_evaluated_is_told(place, known):
     data = f"npz:{place}/i.npz"
-    assert "give its test images as --data" in refusal("evaluate", known)
+    assert "if it is a packed file, give its test images as --data" in refusal("evaluate", known)
     assert "without --part" in refusal("evaluate", known, "--data", data, "--part", "validation")
     assert "leave out --data" in refusal("evaluate", place / "known", "--data", data)
     assert "8x8 images of 3 channels and 3 classes" in refusal("evaluate", known, "--data=fashion")

@@ -212,6 +212,21 @@ def test_the_terms_of_a_job_suit_student_and_teacher_as_they_train(
     assert Loss(made, made.model, torch.device("cpu")).distiller.terms is made.terms
 
 
+def test_the_teacher_may_be_another_model(place, tmp_path):
+    weights = str(tmp_path / "attending.safetensors")
+    state = network(place, "attending", method="fp").state_dict()
+    save_file({name: value.contiguous() for name, value in state.items()}, weights)
+    model = f"{place}/nets.py:attending"
+    made = job(place, teacher=weights, teacher_model=model)
+    assert type(made.teacher).__name__ == "Attending"
+    assert made.config.distill and made.terms == Terms(relations=0.0, hidden=0.0)
+    assert Loss(made, made.model, torch.device("cpu")).distiller.terms is made.terms
+    same = job(place, "attending", teacher=weights, teacher_model=model)
+    assert same.terms == Terms.for_model(same.model, same.teacher)
+    with pytest.raises(ValueError, match=r"give the weights of .*attending as --teacher"):
+        job(place, teacher_model=model)
+
+
 @pytest.mark.parametrize(("classes", "knows"), [(1000, True), (2, False)])
 def test_weights_of_timm_teach_if_they_know_the_classes(classes, knows):
     allow_torchvision()

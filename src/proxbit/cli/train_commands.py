@@ -206,7 +206,10 @@ def _evaluate(run: str, part: str, data: Name, skeleton: Name) -> dict[str, Any]
         from proxbit.deploy.image_inputs import evaluate_file
 
         if data is None or part != "test":
-            raise ValueError(f"'{run}' is a file: give its test images as --data, without --part")
+            raise ValueError(
+                f"'{run}' is not the folder of a run: if it is a packed file, give its test images "
+                "as --data, without --part"
+            )
         return evaluate_file(run, data, skeleton)
     if data is not None:
         raise ValueError(f"'{run}' is no packed file, and a run has its own data: leave out --data")

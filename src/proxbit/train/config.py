@@ -188,10 +188,15 @@ class Config:
     teacher: str | None = _protocols(
         None, "Weights of the teacher, if the run does not start from them."
     )
+    teacher_model: str | None = _protocols(
+        None,
+        "Model of the teacher, as in --model; it may be a larger one.",
+        shown="that of --model",
+    )
     terms: str | None = _protocols(
         None,
         "Terms of the distillation with commas: logits,labels,relations,hidden.",
-        shown="all that the networks have",
+        shown="all that the networks have; logits,labels from another model",
     )
     temperature: float = _protocols(
         1.0, "Divides the scores of network and teacher in the term logits; above 1 softens them."

@@ -187,6 +187,8 @@ def resolve(
     method = method or method_of(config)
     if config.pipeline == "fine-tune" and config.weights is None:
         raise ValueError("fine-tuning starts from float weights: give --weights, or end-to-end")
+    if config.teacher_model is not None and config.teacher is None:
+        raise ValueError(f"give the weights of {config.teacher_model} as --teacher")
     if config.pipeline == "end-to-end" and config.weights is not None:
         raise ValueError("an end-to-end run starts from random weights: leave out --weights")
     attends, alike = is_transformer(model), config.settings == "paper"
@@ -255,10 +257,11 @@ def _teacher(config: Config, data: Any, model: nn.Module) -> nn.Module | None:
     if not config.distill:
         return None
     if config.teacher is not None:
-        teacher = _network(replace(config, new_head=False), data, config.teacher)[0].eval()
+        named = replace(config, model=config.teacher_model or config.model, new_head=False)
+        teacher = _network(named, data, config.teacher)[0].eval()
         if config.teacher == "pretrained" and not keeps_classes(teacher):
             raise ValueError(
-                f"timm's weights of {config.model} know other classes than these "
+                f"timm's weights of {named.model} know other classes than these "
                 f"{len(data.classes)}: give --teacher a file of a network that knows them"
             )
         return teacher
@@ -330,11 +333,12 @@ def _globs(text: str | None) -> list[str] | None:
 def _terms(config: Config, model: nn.Module) -> Terms:
     """The terms of the distillation that were asked for, or those that suit model and teacher.
 
-    The teacher is the same network before it became binary.
+    Unless it is another model, the teacher is the same network before it became binary.
     """
     per_sample, temperature = config.per_sample, config.temperature
     if config.terms is None:
-        suited = Terms.for_model(model)
+        alike = config.teacher_model in (None, config.model)
+        suited = Terms.for_model(model) if alike else Terms(relations=0.0, hidden=0.0)
         return replace(suited, per_sample=per_sample, temperature=temperature)
     names = _globs(config.terms) or []
     known = {"logits": 1.0, "labels": 0.5, "relations": 1.0, "hidden": 1.0}

@@ -39,9 +39,9 @@ def float_config(config: Config) -> Config:
     return replace(
         config, method="fp", task="BW", epochs=epochs, float_epochs=0, pretrain=0,
         pretrain_data=None, lr=config.float_lr or FLOAT_LRS[optimizer], float_lr=None,
-        distill=False, teacher=None, terms=None, attention_norm=False, relu="keep", ema=0.0,
-        strength=None, input_strength=None, sharp=None, sharp_strength=None, frozen=None,
-        scale=None, unit=None, penalty=0.0, patch_drop=0.0,
+        distill=False, teacher=None, teacher_model=None, terms=None, attention_norm=False,
+        relu="keep", ema=0.0, strength=None, input_strength=None, sharp=None, sharp_strength=None,
+        frozen=None, scale=None, unit=None, penalty=0.0, patch_drop=0.0,
         augment=weaker(config.augment, augmentation_for(epochs)),
     )  # fmt: skip
 
