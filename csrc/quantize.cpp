@@ -32,7 +32,8 @@ void shape_line(Curve& curve, float height) {
 Curve curve_of(const pb_quantizer& how) {
   constexpr float kTwicePeak = 2.39935728f;  // 2 * 1.1996786...: where the sign-Swish peaks
   Curve curve{};
-  curve.map = how.sharp ? static_cast<int32_t>(PB_SIGN) : how.map;  // every F has the sign of its value
+  const bool sign = how.sharp && is_forward(how.map);  // every F has the sign of its value
+  curve.map = sign ? static_cast<int32_t>(PB_SIGN) : how.map;
   curve.strength = *how.strength;
   curve.peak = kTwicePeak / curve.strength;
   curve.gain = 4.0f * curve.strength;
