@@ -62,6 +62,23 @@ Case pull_case(Random& random) {
   return {about(q->how) + text({{"units", units}, {"factors", factors}}), call};
 }
 
+// Values and gradients as any pairs of bytes, NaN and infinity among them.
+Case bf16_case(Random& random) {
+  const bool back = random.once_in(2);
+  const auto q = draw_quantizer(random, back ? int32_t{PB_INSIDE} : int32_t{PB_SIGN});
+  const int64_t count = q->how.rows * q->how.columns, pairs = (count + 1) / 2;
+  const auto x = std::make_shared<Guarded>(random.inputs(pairs)), g = std::make_shared<Guarded>(random.inputs(pairs));
+  const int threads = static_cast<int>(random.from(1, 3));
+  const auto call = [=](Outputs& outputs) {
+    const auto half = [](Guarded& memory) { return reinterpret_cast<uint16_t*>(memory.data()); };
+    auto* out = reinterpret_cast<uint16_t*>(outputs.bytes(2 * count));
+    if (!back) return pb_quantize_bf16(&q->how, half(*x), out, threads);
+    const float* units = q->factors.floats();
+    return pb_pull_bf16(&q->how, half(*x), half(*g), units, q->how.rows, units, 1, out, threads);
+  };
+  return {about(q->how) + text({{"back", back}}), call};
+}
+
 Case wrap_case(Random& random) {
   const int64_t n = random.size(200, 70000);
   const auto bits = static_cast<int32_t>(random.from(2, 24));
@@ -89,4 +106,4 @@ Case wrap_case(Random& random) {
 }  // namespace
 
 const std::vector<Law> training_laws = {
-    {"quantize", 400, quantize_case}, {"pull", 300, pull_case}, {"wrap", 150, wrap_case}};
+    {"quantize", 400, quantize_case}, {"pull", 300, pull_case}, {"bf16", 200, bf16_case}, {"wrap", 150, wrap_case}};
