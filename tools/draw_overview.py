@@ -54,6 +54,13 @@ CONTENDERS = {
 }
 
 
+# Network and task of the runs on CIFAR-10 that are shown, where there are such.
+ONE_BIT = {
+    "1-bit weights": ("resnet20", "BW"),
+    "1-bit weights and\ninputs, Bi-Real": ("bireal_resnet20", "BWA"),
+}
+
+
 def measured(path: Path) -> dict[str, dict[str, Any]]:
     """The rows of the network at batch 1 on one thread, by contender."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
@@ -80,15 +87,16 @@ def sizes(rows: dict[str, dict[str, Any]]) -> list[Bar]:
 
 
 def accuracies() -> list[Bar]:
-    """ResNet-20 on CIFAR-10: float, and hard after the last epoch of the longest one-bit run."""
-    binary = [run for run in runs() if run[:2] == ("resnet20", "BW") and run.method != "fp"]
-    longest = max(run.epochs for run in binary)
-    hard = max(run.hard for run in binary if run.epochs == longest)
-    full = max(run.full for run in binary if run.full is not None)
-    return [
-        Bar("float32", full, f"{full:.1%}", GREY),
-        Bar("1-bit weights", hard, f"{hard:.1%}", GREEN),
-    ]
+    """ResNet-20 on CIFAR-10: float, and hard after the last epoch of the longest one-bit runs."""
+    full = max(run.full for run in runs() if run.network == "resnet20" and run.full is not None)
+    bars = [Bar("float32", full, f"{full:.1%}", GREY)]
+    for label, place in ONE_BIT.items():
+        binary = [run for run in runs() if run[:2] == place and run.method != "fp"]
+        longest = max((run.epochs for run in binary), default=0)
+        hard = max((run.hard for run in binary if run.epochs == longest), default=None)
+        if hard is not None:
+            bars.append(Bar(label, hard, f"{hard:.1%}", GREEN))
+    return bars
 
 
 def panel(axes: Axes, title: str, bars: list[Bar], rows: int) -> None:
