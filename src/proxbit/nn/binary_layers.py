@@ -170,13 +170,11 @@ class _BinaryConv(BinaryLayer, nn.modules.conv._ConvNd):
         elif any(border) and self.training:
             one = torch.zeros_like(x[:1] if x.dim() == w.dim() else x)
             frame = functional.pad(one, border, value=self.pad_value)
-            inner, outer = (
-                self._conv_forward(x, w, b),
-                type(self).convolution(frame, w, None, *options),
-            )
+            added = type(self).convolution(frame, w, None, *options)
+            sums = self._conv_forward(x, w, b)
             if x.dim() != w.dim() or watched():
-                return inner + outer
-            return AddBorder.apply(inner, outer, inner_lines(x.shape[2:], border[-2::-2], self))
+                return sums + added
+            return AddBorder.apply(sums, added, inner_lines(x.shape[2:], border[-2::-2], self))
         elif any(border):
             x = functional.pad(x, border, value=self.pad_value)
         return type(self).convolution(x, w, b, *options)
