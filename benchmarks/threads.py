@@ -13,7 +13,6 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from evidence import environment, team, write_section
 from network import SCALE, SCALED, enter, packed
 from network_settings import SETTINGS
-from pairing import counts, facts, passes_of, table, turn
+from pairing import facts, passes_of, table, turn
 from training_step import keep_freed_memory, one_of
 
 from proxbit.core.tasks import TASKS
@@ -100,20 +99,20 @@ def tables(told: dict[tuple[str, str], list[dict[str, Any]]], threads: int) -> s
     return "\n".join([table(head, rows), "", *lines])
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default=list(SCALED), type=one_of(SETTINGS), help="networks, or all")
     add("--tasks", default=["BWA"], type=one_of(TASKS), help=f"{', '.join(TASKS)} or all")
-    add("--threads", default=[2], type=counts, help="how many threads, beside one")
+    add("--threads", default=2, type=int, help="how many threads, beside one")
     add("--processes", default=5, type=int, help="rows of each network")
     add("--rounds", default=15, type=int, help="turns on each number of threads, in each process")
     add("--markdown", type=Path, help="put the tables between this page's marks")
-    args = parser.parse_args(given)
+    args = parser.parse_args()
     about = environment(PACKAGES, args.rounds, 0)
-    about |= {"threads": f"1 and {max(args.threads)}", "kernels": isa()}
+    about |= {"threads": f"1 and {args.threads}", "kernels": isa()}
     print(facts(about))
-    threads, told = max(args.threads), {}
+    threads, told = args.threads, {}
     for model in args.model:
         for task in args.tasks:
             processes = range(args.processes)
