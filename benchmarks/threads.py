@@ -2,8 +2,8 @@
 
     python benchmarks/threads.py [--model resnet50,vit_base] [--processes 5] [--markdown PAGE]
 
-Where the memory of a network lies decides how often one core fetches what another wrote, and stays
-the same as long as a process lives. So there is a row for each of several processes; in each, both
+The ratio differs from process to process and stays much the same within one, probably by where the
+network lies in memory. So there is a row for each of several processes; in each, both
 networks run on one and on more threads in turns that begin warm, with nothing else in the process.
 """
 
